@@ -1,17 +1,22 @@
-"""The items of a step other than its tensors: data iterator, user's metadata, metrics."""
+"""The steps of the emergency manager in Orbax's types: what is saved, asked for, and described."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, cast
 
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
+from absl import logging
 
+from emergency_ckpt.core.save.retention_rules import metric_number
 from emergency_ckpt.core.save.save_rules import plain_metrics
-from emergency_ckpt.errors import HostStateError
+from emergency_ckpt.errors import CorruptData, HostStateError
 from emergency_ckpt.orbax.saved_tree import by_path
+from emergency_ckpt.restore.steps import StepDescription
+from emergency_ckpt.state.dtypes import dtype_named
+from emergency_ckpt.state.tree import describe
 
 STATE, DATASET, RESERVED = "state", "dataset", "process_metadata"
 _INSTEAD = {
@@ -27,7 +32,8 @@ def state_of(args: object) -> Any:
     """Return the pytree to save.
 
     Raises:
-      ValueError: no ``state``, the reserved item, an unsupported item, or a cast.
+      ValueError: no ``state``, the reserved item, an unsupported item, metadata of an item, or a
+        cast.
     """
     items = _items(args, "save")
     if RESERVED in items:
@@ -37,22 +43,15 @@ def state_of(args: object) -> Any:
         raise ValueError(f"items {unknown} cannot be kept: only {STATE!r} and {DATASET!r} can")
     if STATE not in items:
         raise ValueError(f"there is no item {STATE!r} to save")
-    check_casts(items[STATE])
-    return _item_of(items[STATE])
-
-
-def check_casts(args: object) -> None:
-    """Raise ValueError for arguments of a save that would change a dtype, or have metadata."""
-    if getattr(args, "custom_metadata", None):
+    state = items[STATE]
+    if getattr(state, "custom_metadata", None):
         raise ValueError(
             "custom_metadata of an item is not supported: give it to save(custom_metadata=...)"
         )
-    if any(_casts(save) for save in jax.tree.leaves(getattr(args, "save_args", None))):
-        raise ValueError("save_args with a dtype are not supported: cast the state instead")
-
-
-def _casts(save_args: object) -> bool:
-    return getattr(save_args, "dtype", None) is not None
+    for save_args in jax.tree.leaves(getattr(state, "save_args", None)):
+        if getattr(save_args, "dtype", None) is not None:
+            raise ValueError("save_args with a dtype are not supported: cast the state instead")
+    return _value_of(state)
 
 
 def host_state_of(
@@ -61,14 +60,7 @@ def host_state_of(
     """Return the non-tensor state of this process to save."""
     items = _items(args, "save")
     return {
-        DATASET: [_item_of(items[DATASET])] if DATASET in items else [],
-        **metadata_of(custom_metadata, metrics),
-    }
-
-
-def metadata_of(custom_metadata: Mapping[str, Any] | None, metrics: Any) -> dict[str, Any]:
-    """Return the host state with these two; for None and None, the target of a restore."""
-    return {
+        DATASET: [_value_of(items[DATASET])] if DATASET in items else [],
         _CUSTOM_METADATA: None if custom_metadata is None else dict(custom_metadata),
         _METRICS: plain_metrics(metrics),
     }
@@ -101,8 +93,7 @@ def restore_target(args: object, abstract_state: Any) -> RestoreTarget:
       ValueError: ``args`` request a transformation, or a partial restore of leaves that
         ``abstract_state`` does not have, or has with other shapes or dtypes.
     """
-    given = {} if args is None else _items(args, "restore")
-    state = given.get(STATE)
+    state = _items(args, "restore").get(STATE)
     check_transforms(state)
     item = getattr(state, "item", None)
     if item is None or not getattr(state, "partial_restore", False):
@@ -135,10 +126,10 @@ def _is_same(leaf: Any, known: Any) -> bool:
 
 def target_for(args: object) -> dict[str, Any] | None:
     """Return the host state to restore in place; None when no ``dataset`` is requested."""
-    items = {} if args is None else _items(args, "restore")
+    items = _items(args, "restore")
     if DATASET not in items:
         return None
-    return {DATASET: [_item_of(items[DATASET])], **metadata_of(None, None)}
+    return {DATASET: [_value_of(items[DATASET])], _CUSTOM_METADATA: None, _METRICS: None}
 
 
 def dataset_in(target: Mapping[str, Any], step: int) -> Any:
@@ -150,21 +141,9 @@ def dataset_in(target: Mapping[str, Any], step: int) -> Any:
     return target[DATASET][0]
 
 
-def metadata_in(host_state: Any) -> dict[str, Any]:
-    """Return the user's metadata of a step."""
-    return dict(_found_in(host_state, _CUSTOM_METADATA) or {})
-
-
-def metrics_in(host_state: Any) -> Any:
-    """Return the metrics of a step; None when there are none."""
-    return _found_in(host_state, _METRICS)
-
-
-def _found_in(host_state: Any, name: str) -> Any:
-    return host_state.get(name) if isinstance(host_state, dict) else None  # pyright: ignore[reportUnknownVariableType]
-
-
 def _items(args: object, operation: str) -> Mapping[str, Any]:
+    if args is None and operation == "restore":
+        return {}
     if not isinstance(args, ocp.args.Composite):
         raise ValueError(
             f"{operation} takes args=ocp.args.Composite(...), not {type(args).__name__}"
@@ -172,6 +151,65 @@ def _items(args: object, operation: str) -> Mapping[str, Any]:
     return dict(cast("Mapping[str, Any]", args).items())
 
 
-def _item_of(args: Any) -> Any:
+def _value_of(args: Any) -> Any:
     """Return the value inside an argument of Orbax's or Grain's kind."""
     return cast("Any", args).item if isinstance(args, ocp.args.CheckpointArgs) else args
+
+
+def step_metadata(description: StepDescription, abstract_state: Any) -> ocp.metadata.StepMetadata:
+    """Return the ``StepMetadata`` of a step; see ``CheckpointManager.metadata``."""
+    arrays: Any = {
+        leaf.path: ocp.metadata.ArrayMetadata(
+            name=leaf.path.replace("/", "."),
+            directory=None,
+            shape=leaf.global_shape,
+            sharding=None,
+            dtype=dtype_named(leaf.dtype),
+        )
+        for leaf in description.leaves
+    }
+    tree = describe(abstract_state, "describe")
+    if set(tree.specs) == set(arrays):
+        arrays = tree.unflatten(arrays)
+    return ocp.metadata.StepMetadata(
+        item_metadata=ocp.args.Composite(state=arrays),  # pyright: ignore[reportArgumentType]
+        metrics=metrics_in(description) or {},
+        custom_metadata=dict(_host_value_in(description, _CUSTOM_METADATA) or {}),
+        commit_timestamp_nsecs=(
+            None if description.written_s is None else int(description.written_s * 1e9)
+        ),
+    )
+
+
+def metrics_in(description: StepDescription) -> Any:
+    """Return the metrics of a step; None when there are none."""
+    return _host_value_in(description, _METRICS)
+
+
+def _host_value_in(description: StepDescription, name: str) -> Any:
+    host_state = description.host_state
+    return host_state.get(name) if isinstance(host_state, dict) else None  # pyright: ignore[reportUnknownVariableType]
+
+
+def best_of(
+    steps: Iterable[int],
+    metrics_of: Callable[[int], Any],
+    best_fn: Callable[[Any], float],
+    best_mode: str,
+) -> int | None:
+    """Return the step with the best metrics by ``best_fn``, the newer of equal ones, or None.
+
+    A step whose metric is NaN or infinite is not ranked.
+    """
+    sign = -1.0 if best_mode == "min" else 1.0
+    ranked: list[tuple[float, int]] = []
+    for step in steps:
+        try:
+            metrics = metrics_of(step)
+        except CorruptData as error:
+            logging.warning("best_step leaves out step %d: %s", step, error)
+            continue
+        number = None if metrics is None else metric_number(best_fn, metrics)
+        if number is not None:
+            ranked.append((sign * number, step))
+    return max(ranked)[1] if ranked else None

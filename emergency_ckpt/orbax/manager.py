@@ -29,10 +29,9 @@ from emergency_ckpt.orbax.options import (
     settings_of,
     with_further,
 )
-from emergency_ckpt.orbax.step_metadata import best_of, step_metadata
 from emergency_ckpt.restore.request import CompleteSteps
 from emergency_ckpt.restore.steps import StepDescription
-from emergency_ckpt.state.tree import BoxTable, PyTree, describe
+from emergency_ckpt.state.tree import BoxTable, describe
 from emergency_ckpt.types import OrbaxStep
 
 if TYPE_CHECKING:
@@ -47,29 +46,11 @@ class CheckpointManager(ocp.AbstractCheckpointManager):
 
     All processes must call the constructor, ``restore``, ``reload``, ``delete``, ``best_step``,
     ``all_steps(read=True)`` and ``close``, in the same order. ``save``, ``should_save`` and
-    ``all_steps()`` are not collective and wait for no peer. Neither process-id initialisers nor
-    parsed flags are needed.
+    ``all_steps()`` are not collective and wait for no peer.
 
-    Improvements over Orbax's manager (0.12.8):
-
-    - All dtypes are restored bit for bit; Orbax's restore from RAM converts int8 and bool to int32
-      and loses -0.0. Zero-size arrays can be saved.
-    - ``dataset`` is kept with the tensors of the same step, in both tiers, for each process, and is
-      copied to other slices; ``persistent_non_replicated_directory`` has no effect. Orbax saves it
-      at persistent steps only, and may restore it with tensors of another step.
-    - Any shard comes from any host that has it; no slice has to be complete.
-    - ``delete``, ``metadata``, ``item_metadata``, ``metrics`` and ``best_step`` work; ``save`` runs
-      no device collective, and nothing at all at steps without a save.
-    - A second manager of the same directories closes the first. One with ``read_only`` in the
-      options of both tiers is an evaluator's, and may run beside the process that trains.
-    - After ``restore(step)`` newer steps in RAM stay until the next save, and are saved again.
-    - ``save(force=True)`` of a step that exists returns False.
-
-    As in Orbax's manager: ``restore`` returns ``abstract_state``, whatever ``args`` say of
-    ``state``, except with ``partial_restore``; with one slice nothing is saved to RAM, unless
-    ``with_one_slice``; the local directory of a job of several slices must exist;
-    ``wait_until_finished`` raises the error of a background save; ``save`` waits for the previous
-    save.
+    A second manager of the same directories closes the first, unless the options of both tiers of
+    one of them have ``read_only``. With one slice nothing is saved to RAM, unless
+    ``with_one_slice``. docs/migrating_emergency.md lists the differences from Orbax's manager.
 
     Raises:
       FileNotFoundError: the local directory does not exist.
@@ -92,10 +73,8 @@ class CheckpointManager(ocp.AbstractCheckpointManager):
         handler_registry: Any = None,
         persistent_non_replicated_directory: epath.PathLike | None = None,
     ) -> None:
-        for name, given in (
-            ("item_handlers", item_handlers),
-            ("handler_registry", handler_registry),
-        ):
+        refused = {"item_handlers": item_handlers, "handler_registry": handler_registry}
+        for name, given in refused.items():
             if given is not None:
                 raise ValueError(
                     f"{name} is not supported: leave it out; dataset is kept with the state, by its"
@@ -114,19 +93,22 @@ class CheckpointManager(ocp.AbstractCheckpointManager):
         self._abstract_state = abstract_state
         self._metadata = dict(metadata or {})
         self._axis: int | None = options.replica_axis_index
-        if global_mesh is not None:
-            self._axis = replica_axis_of(global_mesh, options.replica_axis_index, abstract_state)
+        has_orbaxs_slices = global_mesh is None or _slice_count(global_mesh, self._axis) > 1
+        if global_mesh is not None and not has_orbaxs_slices:
+            # A mesh may begin with axes of size 1 that a run does not use, as MaxText's with
+            # ``diloco``. Then slices are along the axis that replicates the state over hosts.
+            held_leaves = BoxTable(
+                describe(abstract_state, "open"), jax.process_count()
+            ).held_leaves()
+            self._axis = replicated_axis(global_mesh, held_leaves, needs_whole=True)
         local = Path(os.path.abspath(os.fspath(local_directory)))
-        has_orbaxs_slices = (
-            global_mesh is None or slice_count(global_mesh, options.replica_axis_index) > 1
-        )
         # As Orbax's: with several slices it gives the state to a manager of one item.
         self._item = "default" if has_orbaxs_slices else items.STATE
         if has_orbaxs_slices and not local.exists():
             raise FileNotFoundError(f"{local} does not exist: create the local directory first")
         self._log: CheckpointLog | None = None
         self._config = self._config_of(local, logger)
-        is_off = not (options.local.read_only or self._saves_locally)
+        is_off = not options.local.read_only and "local" not in self._config.save_plans()
         if global_mesh is not None and self._axis is None and is_off:
             logging.warning(
                 "the mesh has one slice: nothing is saved to RAM, as with Orbax. No axis of %s over"
@@ -162,10 +144,6 @@ class CheckpointManager(ocp.AbstractCheckpointManager):
             settings["on_event"] = self._log = CheckpointLog(logger, **directories)
         further = getattr(self._options, "settings", {})
         return Config().set(**with_further(settings, further))
-
-    @property
-    def _saves_locally(self) -> bool:
-        return "local" in self._config.save_plans()
 
     def _surveyed(self) -> CompleteSteps:
         """Return the complete steps of each tier, by what all processes hold. Collective."""
@@ -226,7 +204,9 @@ class CheckpointManager(ocp.AbstractCheckpointManager):
         best_fn = getattr(self._options, "best_fn", None)
         if best_fn is None:
             return self.latest_step()
-        return best_of(self.all_steps(read=True), self.metrics, best_fn, self._options.best_mode)
+        return items.best_of(
+            self.all_steps(read=True), self.metrics, best_fn, self._options.best_mode
+        )
 
     def reload(self) -> None:
         """Read the directories again, also when they were emptied. Collective.
@@ -300,11 +280,10 @@ class CheckpointManager(ocp.AbstractCheckpointManager):
           InvalidState, HostStateError: a value cannot be saved.
           SaveFailed: without ``enable_async_checkpointing``, the save failed.
         """
-        running = self._checkpointer
         state = items.state_of(args)
-        if not (force or running.should_save(step)):
+        if not (force or self._checkpointer.should_save(step)):
             return False
-        saved = running.save(
+        saved = self._checkpointer.save(
             step=step,
             state=state,
             host_state=items.host_state_of(args, custom_metadata, metrics),
@@ -367,16 +346,14 @@ class CheckpointManager(ocp.AbstractCheckpointManager):
         return self.metadata(step).item_metadata
 
     def metadata(self, step: int | None = None) -> Any:
-        """Return Orbax's ``StepMetadata`` of ``step``, or its ``RootMetadata``. As
-        ``item_metadata``.
-        """
+        """Return the ``StepMetadata`` of ``step``, or ``RootMetadata``. As ``item_metadata``."""
         if step is None:
             return ocp.metadata.RootMetadata(custom_metadata=dict(self._metadata))
-        return step_metadata(self._describe(step), self._abstract_state)
+        return items.step_metadata(self._describe(step), self._abstract_state)
 
     def metrics(self, step: int) -> Any:
         """Return the metrics given with ``step``, or None. As ``item_metadata``."""
-        return items.metrics_in(self._describe(step).host_state)
+        return items.metrics_in(self._describe(step))
 
     def _describe(self, step: int) -> StepDescription:
         try:
@@ -426,23 +403,10 @@ class CheckpointManager(ocp.AbstractCheckpointManager):
             logging.error("closing the manager failed: %s", failure)  # the block's matters more
 
 
-def slice_count(mesh: jax.sharding.Mesh, axis: int) -> int:
-    """Return the number of slices along ``axis``; ValueError when it is no axis of ``mesh``."""
+def _slice_count(mesh: jax.sharding.Mesh, axis: int) -> int:
+    """Return the number of slices along ``axis``; ValueError when ``axis`` is none of ``mesh``."""
     if mesh.devices.ndim == 1:
         return 1  # as in Orbax: no axis is left to be a replica axis
     if not 0 <= axis < mesh.devices.ndim:
         raise ValueError(f"replica_axis_index {axis} is no axis of the mesh {mesh.axis_names}")
     return mesh.devices.shape[axis]
-
-
-def replica_axis_of(mesh: jax.sharding.Mesh, axis: int, state: PyTree) -> int | None:
-    """Return the axis of the slices: ``axis``, unless it has size 1; None where there is one slice.
-
-    A mesh may begin with axes of size 1 that a run does not use, as MaxText's with ``diloco``. Then
-    the axis of the slices is that along which ``state`` is replicated over several hosts.
-    ValueError as ``slice_count``.
-    """
-    if slice_count(mesh, axis) > 1:
-        return axis
-    held_leaves = BoxTable(describe(state, "open"), jax.process_count()).held_leaves()
-    return replicated_axis(mesh, held_leaves, needs_whole=True)

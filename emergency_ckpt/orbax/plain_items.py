@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import Any, Literal, NamedTuple, cast
 
@@ -21,8 +21,10 @@ ONLY = "default"
 """Orbax's name of an unnamed item."""
 
 _OF_TREES = (
-    *(ocp.args.PyTreeSave, ocp.args.StandardSave),
-    *(ocp.args.PyTreeRestore, ocp.args.StandardRestore),
+    ocp.args.PyTreeSave,
+    ocp.args.StandardSave,
+    ocp.args.PyTreeRestore,
+    ocp.args.StandardRestore,
 )
 _OF_JSON = (ocp.args.JsonSave, ocp.args.JsonRestore)
 _TREE_HANDLERS = (ocp.PyTreeCheckpointHandler, ocp.StandardCheckpointHandler)
@@ -77,25 +79,28 @@ class Handlers:
         }
 
     def _of_args(self, name: str, args: Any) -> Given:
-        item = getattr(args, "item", None)
         handler = self._by_name.get(name)
         for key in (name, None):
             if self._registry is not None and handler is None and self._registry.has(key, args):
                 handler = self._registry.get(key, args)
-        if as_stateful(item) is not None:
-            return Given("iterator", item, args)
-        if type(args) in _OF_TREES and isinstance(handler, (*_TREE_HANDLERS, type(None))):
-            return Given("tree", item, args)
-        is_json = isinstance(handler, ocp.JsonCheckpointHandler | None)
-        return Given("value" if type(args) in _OF_JSON and is_json else "", item, args)
+        item = getattr(args, "item", None)
+        is_tree, is_json = type(args) in _OF_TREES, type(args) in _OF_JSON
+        return _given(item, args, handler, may_be_tree=is_tree, is_json=is_json)
 
     def _of_item(self, name: str, item: Any, kwargs: Mapping[str, Any]) -> Given:
-        handler, args = self._by_name.get(name), SimpleNamespace(**kwargs)
-        if as_stateful(item) is not None:
-            return Given("iterator", item, args)
-        if isinstance(handler, (*_TREE_HANDLERS, type(None))):
-            return Given("tree", item, args)
-        return Given("value" if isinstance(handler, ocp.JsonCheckpointHandler) else "", item, args)
+        handler = self._by_name.get(name)
+        args = SimpleNamespace(**kwargs)
+        return _given(item, args, handler, may_be_tree=True, is_json=True)
+
+
+def _given(item: Any, args: Any, handler: Any, *, may_be_tree: bool, is_json: bool) -> Given:
+    """Return the item with its kind; without a ``handler`` Orbax's own takes it."""
+    if as_stateful(item) is not None:
+        return Given("iterator", item, args)
+    if may_be_tree and isinstance(handler, (*_TREE_HANDLERS, type(None))):
+        return Given("tree", item, args)
+    is_value = is_json and isinstance(handler, ocp.JsonCheckpointHandler | None)
+    return Given("value" if is_value else "", item, args)
 
 
 def saved(given: Mapping[str, Given]) -> Items:
@@ -105,35 +110,23 @@ def saved(given: Mapping[str, Given]) -> Items:
     values: dict[str, Any] = {}
     count = 0
     for name, entry in given.items():
-        if entry.kind == "tree":
-            problem, leaves = _problem_of(name, entry)
-            if problem:
-                return Items(unfit=problem)
-            trees[name] = entry.item
-            count += leaves
-        elif entry.kind == "iterator":
-            iterators[name] = entry.item
-        elif entry.kind == "value":
-            try:  # as storage would give it back
-                values[name] = json.loads(json.dumps(entry.item))
-            except (TypeError, ValueError) as error:
-                return Items(unfit=f"{name!r}: {error}")
-        else:
-            return Items(
-                unfit=f"{name!r} of {type(entry.args).__name__}: no arrays, iterator or JSON"
-            )
+        try:
+            if entry.kind == "tree":
+                casts = jax.tree.leaves(getattr(entry.args, "save_args", None))
+                if any(getattr(argument, "dtype", None) is not None for argument in casts):
+                    return Items(unfit=f"{name!r} is saved with a cast")
+                count += len(describe({name: entry.item}, "save").leaves)
+                trees[name] = entry.item
+            elif entry.kind == "iterator":
+                iterators[name] = entry.item
+            elif entry.kind == "value":
+                values[name] = json.loads(json.dumps(entry.item))  # as storage would give it back
+            else:
+                kind = type(entry.args).__name__
+                return Items(unfit=f"{name!r} of {kind}: no arrays, iterator or JSON")
+        except (InvalidState, TypeError, ValueError) as error:
+            return Items(unfit=f"{name!r}: {error}")
     return Items(trees, iterators, values) if count else Items(unfit="there are no trees of arrays")
-
-
-def _problem_of(name: str, given: Given) -> tuple[str, int]:
-    """Return why a tree cannot be kept, empty if it can, and the number of its leaves."""
-    casts = jax.tree.leaves(getattr(given.args, "save_args", None))
-    if any(getattr(argument, "dtype", None) is not None for argument in casts):
-        return f"{name!r} is saved with a cast", 0
-    try:
-        return "", len(describe({name: given.item}, "save").leaves)
-    except InvalidState as error:
-        return f"{name!r}: {error}", 0
 
 
 class RamTarget(NamedTuple):
@@ -167,24 +160,20 @@ def target(given: Mapping[str, Given], kept: Kept, template: Mapping[str, PyTree
       ValueError: an item is not of the step, or of another kind there; a tree is not described, has
         other leaves, or is to be changed.
     """
-    names: Collection[str] = given or kept.names
-    strangers = sorted(set(names) - kept.names)
+    names = set(given) or kept.names
+    strangers = sorted(names - kept.names)
     if strangers:
         raise ValueError(f"items {strangers} are not in the step; it has {sorted(kept.names)}")
     trees: dict[str, Any] = {}
     iterators: dict[str, Any] = {}
     parts: dict[str, Callable[[Any], Any]] = {}
     for name in kept.trees:
-        entry = given.get(name, Given("tree", None, None))
-        if entry.args is not None and entry.kind != "tree":
-            raise ValueError(f"item {name!r} is a tree of arrays in the step")
-        check_transforms(entry.args)
-        wanted = _wanted(name, entry, template)
-        trees[name], part = wanted.target, wanted.part_of
+        wanted = _wanted_tree(name, given.get(name, Given("tree", None, None)), template)
+        trees[name] = wanted.target
         if name in names:
-            parts[name] = part
-    for name in sorted(set(names) - set(kept.trees)):
-        parts[name] = _itself
+            parts[name] = wanted.part_of
+    for name in sorted(names - set(kept.trees)):
+        parts[name] = lambda value: value
         if name in kept.iterators:
             if name not in given or given[name].kind != "iterator":
                 raise ValueError(f"item {name!r} is an iterator, which must be given")
@@ -193,14 +182,13 @@ def target(given: Mapping[str, Given], kept: Kept, template: Mapping[str, PyTree
     return RamTarget(Items(trees, iterators, values), parts)
 
 
-def _wanted(name: str, given: Given, template: Mapping[str, PyTree]) -> saved_tree.Wanted:
+def _wanted_tree(name: str, given: Given, template: Mapping[str, PyTree]) -> saved_tree.Wanted:
+    if given.args is not None and given.kind != "tree":
+        raise ValueError(f"item {name!r} is a tree of arrays in the step")
+    check_transforms(given.args)
     known = given.item if _is_described(given) else template.get(name)
     if known is None:
         raise ValueError(f"give item {name!r} as arrays or jax.ShapeDtypeStruct with shardings")
     restore_args = getattr(given.args, "restore_args", None)
     is_partial = bool(getattr(given.args, "partial_restore", False))
     return saved_tree.Wanted(known, given.item, restore_args, is_partial=is_partial)
-
-
-def _itself(value: Any) -> Any:
-    return value

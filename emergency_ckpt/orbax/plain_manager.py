@@ -1,7 +1,6 @@
 """``CheckpointManager`` of plain Orbax (0.12.8), with a RAM tier beside it.
 
-Storage is Orbax's own: its ``CheckpointManager`` writes, lists and reads the steps there, so each
-of its options and handlers works, and plain Orbax goes on from the same directory.
+Storage is Orbax's own, so plain Orbax goes on from the same directory.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from etils import epath
 from emergency_ckpt.cluster.preemption import is_good_end
 from emergency_ckpt.core.step_names import leaves_by_item
 from emergency_ckpt.orbax import plain_items, saved_tree
-from emergency_ckpt.orbax.ram_beside import Items, Kept, RamBeside, RamChoice, metadata_of
+from emergency_ckpt.orbax.ram_beside import Items, Kept, RamBeside
 
 
 @dataclasses.dataclass
@@ -45,19 +44,12 @@ class CheckpointManager:
     ``best_step``, ``metrics`` and the like know storage alone. This class is no subclass of
     Orbax's, because Orbax's own methods must not see RAM's steps: ``isinstance`` is False.
 
-    A save to RAM takes trees of arrays and numbers that are saved by Orbax's handlers, JSON, and
-    objects with ``get_state`` and ``set_state``. Where a step has another item, such as a tree with
-    a text, the step is saved to storage alone, with one warning. The RAM tier is on in jobs of
-    several processes, and where ``local_directory`` or ``settings`` of our
-    ``CheckpointManagerOptions`` are given; never with ``read_only``. An error of the RAM tier is a
-    warning and the event ``ram.off``; from then on this class is Orbax's alone.
-
-    Differences from Orbax's: ``save`` says True also for a step that was saved to RAM alone, and
-    ``latest_step`` names the newest step in RAM, where that is whole and newer than storage's: as
-    of the constructor, ``reload``, ``restore`` and ``wait_until_finished``. Policies say what is
-    saved to storage; ``local_save_every`` of ``settings`` what to RAM, at each call of ``save``. A
-    step that both save leaves the devices twice. JSON and iterators in RAM are those of each
-    process.
+    The RAM tier is on in jobs of several processes, and where ``local_directory`` or ``settings``
+    of our ``CheckpointManagerOptions`` are given; never with ``read_only``. A save to RAM takes
+    trees of arrays and numbers that are saved by Orbax's handlers, JSON, and objects with
+    ``get_state`` and ``set_state``; a step with another item is saved to storage alone, with one
+    warning. An error of the RAM tier is a warning and the event ``ram.off``; from then on this
+    class is Orbax's alone. docs/migrating_orbax.md lists the differences from Orbax's class.
 
     Raises:
       ConfigError: a setting is wrong. Otherwise as Orbax's.
@@ -109,7 +101,10 @@ class CheckpointManager:
     # Steps.
 
     def latest_step(self) -> int | None:
-        """Return the newest step, also one that is in RAM alone. Not collective; no IO."""
+        """Return the newest step, also one that is in RAM alone. Not collective; no IO.
+
+        As of the constructor, ``reload``, ``restore`` and ``wait_until_finished``.
+        """
         newest = self._ram.newest
         return self._orbax.latest_step() if newest is None else newest
 
@@ -140,19 +135,21 @@ class CheckpointManager:
         args: Any = None,
         custom_metadata: dict[str, Any] | None = None,
     ) -> bool:
-        """Save where a save is due; return True if one was begun. As Orbax's.
+        """Save where a save is due; return True if one was begun, in RAM or in storage.
 
         When it returns, the state may be donated. PeerLeft: a process has died.
         """
         is_stored = self._orbax.save(
             step, items, save_kwargs, metrics, force, args, custom_metadata
         )
-
-        def given() -> Items:
-            named = plain_items.saved(self._handlers.given(items, save_kwargs, args))
-            return named._replace(metadata=metadata_of(metrics, custom_metadata))
-
-        return self._ram.save(step, given, force=bool(force)) or is_stored
+        is_in_ram = self._ram.save(
+            step,
+            lambda: plain_items.saved(self._handlers.given(items, save_kwargs, args)),
+            metrics=metrics,
+            custom_metadata=custom_metadata,
+            force=bool(force),
+        )
+        return is_in_ram or is_stored
 
     def restore(
         self,
@@ -180,8 +177,8 @@ class CheckpointManager:
             choice = self._ram.choose(step)
             if choice.kept is not None:
                 given = self._handlers.given(items, restore_kwargs, args)
-                target = self._target(given, choice)
-                restored = self._ram.restore(choice, step, target.items)
+                target = self._target(given, choice.kept)
+                restored = self._ram.restore(choice, target.items)
                 if restored is not None:
                     values = {name: part(restored[name]) for name, part in target.parts.items()}
                     is_alone = set(values) == {plain_items.ONLY}
@@ -191,12 +188,8 @@ class CheckpointManager:
             self._ram.go_on_from(step)
             return loaded
 
-    def _target(
-        self, given: Mapping[str, plain_items.Given], choice: RamChoice
-    ) -> plain_items.RamTarget:
+    def _target(self, given: Mapping[str, plain_items.Given], kept: Kept) -> plain_items.RamTarget:
         """Return what to restore RAM's step into, or why that cannot be. Collective."""
-        kept = choice.kept
-        assert kept is not None, "a step of RAM says what it has"
         template: dict[str, Any] = {}
         try:
             if plain_items.needs_template(given, kept):
@@ -213,8 +206,9 @@ class CheckpointManager:
             if newest is not None:
                 folder = epath.Path(self._step_names.find_step(self._orbax.directory, newest).path)
                 keys = leaves_by_item(kept.trees, kept.keys)
-                there = [name for name in kept.trees if (folder / name).exists()]
-                trees = {n: saved_tree.stored_tree(folder / n, keys.get(n, {})) for n in there}
+                for name in kept.trees:
+                    if (folder / name).exists():
+                        trees[name] = saved_tree.stored_tree(folder / name, keys.get(name, {}))
         except Exception as error:  # noqa: BLE001 - the others must learn of it
             problem = f"step {newest} cannot be read: {error}"
         if problem := self._ram.agreed(problem):

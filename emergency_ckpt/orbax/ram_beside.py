@@ -11,7 +11,7 @@ import contextlib
 import itertools
 import os
 from collections.abc import Callable, Collection, Generator, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import msgspec
@@ -45,6 +45,8 @@ from emergency_ckpt.orbax.saved_tree import nested
 from emergency_ckpt.restore.request import CompleteSteps
 from emergency_ckpt.types import LOCAL, OrbaxStep
 
+T = TypeVar("T")
+
 _STOP_TIMEOUT_S = 10.0
 _NONE = -1
 """No step, in what processes say to each other."""
@@ -53,29 +55,19 @@ _OF_STEP = (StateMismatch, HostStateError, InvalidState, StepNotFound, Unrecover
 
 
 class Items(NamedTuple):
-    """The items of one call, as the RAM tier keeps them.
+    """The items of one call, by name, as the RAM tier keeps them.
 
     Attributes:
-      trees: of arrays and numbers, by name.
-      iterators: objects with ``get_state`` and ``set_state``, by name.
-      values: of JSON, by name.
-      metadata: the step's ``metrics`` and ``custom_metadata``, as JSON.
+      trees: of arrays and numbers.
+      iterators: objects with ``get_state`` and ``set_state``.
+      values: of JSON.
       unfit: why the RAM tier cannot keep all items; empty when it can.
     """
 
     trees: Mapping[str, Any] = {}
     iterators: Mapping[str, Any] = {}
     values: Mapping[str, Any] = {}
-    metadata: Mapping[str, Any] = {}
     unfit: str = ""
-
-
-def metadata_of(metrics: Any, custom_metadata: Any) -> dict[str, Any]:
-    """Return the metadata of a step. InvalidState: a value is no JSON."""
-    return {
-        "metrics": plain_metrics(metrics),
-        "custom_metadata": plain_metrics(custom_metadata or {}, "custom_metadata"),
-    }
 
 
 class Kept(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -105,7 +97,7 @@ class RamChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The decision about where a step comes from; the same on all processes.
 
     Attributes:
-      step: RAM's, which is to be restored; None: storage has it, or nobody.
+      step: the step of RAM to restore; None: RAM's step does not count.
       stored: the step that storage would give: its newest, or the requested one. None without.
       kept: of ``step``.
     """
@@ -116,10 +108,11 @@ class RamChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class _Said(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The word of one process on a choice.
+    """What one process knows for a choice; -1 for no step.
 
     Attributes:
-      stored: the steps that storage would give, and its newest one; -1 for none.
+      stored: as in ``RamChoice``.
+      newest_stored: storage's newest step.
     """
 
     stored: int
@@ -153,10 +146,9 @@ class RamBeside:
         settings: Mapping[str, Any] | None = None,
         is_off: bool = False,
     ) -> None:
-        """Open the RAM tier.
+        """Open the RAM tier; without ``local_directory`` and ``settings`` only in a larger job.
 
-        The tier is off with ``local_save_every=0``, and in a job of one process that asks for
-        nothing.
+        The tier is off with ``local_save_every=0``.
 
         Args:
           directory: of storage.
@@ -182,13 +174,12 @@ class RamBeside:
         if is_off or not (jax.process_count() > 1 or local_directory is not None or given):
             return
         local = os.path.abspath(os.fspath(local_directory or default_local_dir(os.environ)))
-        base: dict[str, Any] = {
+        defaults = {
             "local_dir": local,
             "run_id": run_id_of(os.fspath(directory)),
-            # Orbax's policy saves at a preemption, to storage.
-            "save_on_preemption": False,
+            "save_on_preemption": False,  # Orbax's policy saves then, to storage
         }
-        config = _checked({**base, **given})
+        config = _checked({**defaults, **given})
         if not config.save_plans():
             return
         try:
@@ -216,7 +207,15 @@ class RamBeside:
 
     # Saving.
 
-    def save(self, step: int, items_of: Callable[[], Items], *, force: bool = False) -> bool:
+    def save(
+        self,
+        step: int,
+        items_of: Callable[[], Items],
+        *,
+        metrics: Any,
+        custom_metadata: Any,
+        force: bool,
+    ) -> bool:
         """Save to RAM if a save is due there; return whether it was. Not collective.
 
         Call it after Orbax's object has begun its own save of ``step``, whatever that decided. The
@@ -226,17 +225,26 @@ class RamBeside:
         Raises:
           PeerLeft: a process has died, so that the arrays of the state will never be computed.
         """
-        with self._guarded("go back in"):
-            if self._ram is not None:
-                self._go_back(self._ram)
+        self._attempt("go back in", self._go_back, None)
         if self._ram is None:
             return False
         try:
-            return self._save(self._ram, step, items_of, force=force)
+            if not (force or self._ram.should_save(step)):
+                return False
+            self._look_at_failures(self._ram)
+            items = items_of()
+            if items.unfit:
+                self._leave_out(self._ram, step, items.unfit)
+                return False
+            metadata = {
+                "metrics": plain_metrics(metrics),
+                "custom_metadata": plain_metrics(custom_metadata or {}, "custom_metadata"),
+            }
+            return self._save(self._ram, step, items, metadata, force=force)
         except PeerLeft:
             raise
         except InvalidState as error:
-            self._leave_out(step, str(error))
+            self._leave_out(self._ram, step, str(error))
         except Exception as error:  # noqa: BLE001 - of RAM: storage goes on
             self._give_up("save", error)
         return False
@@ -245,21 +253,16 @@ class RamBeside:
         self,
         ram: EmergencyCheckpointer,
         step: int,
-        items_of: Callable[[], Items],
+        items: Items,
+        metadata: Mapping[str, Any],
         *,
         force: bool,
     ) -> bool:
-        if not (force or ram.should_save(step)):
-            return False
-        self._look_at_failures(ram)
-        items = items_of()
-        if items.unfit:
-            self._leave_out(step, items.unfit)
-            return False
+        names = tuple(items.trees)
         kept = Kept(
-            max(self._stored(), default=_NONE),
+            self._newest_stored(),
             jax.process_count(),
-            tuple(items.trees),
+            names,
             tuple(items.iterators),
             tuple(items.values),
         )
@@ -267,10 +270,10 @@ class RamBeside:
             "iterators": dict(items.iterators),
             "values": dict(items.values),
             "kept": msgspec.json.encode(kept),
-            "metadata": dict(items.metadata),
+            "metadata": dict(metadata),
         }
-        state, names = _state_of(items.trees), tuple(items.trees)
-        orbax = OrbaxStep(items=names, **items.metadata)  # for a step that is drained
+        orbax = OrbaxStep(items=names, **metadata)  # for a step that is drained
+        state = _state_of(items.trees)
         return ram.save(step=step, state=state, host_state=host_state, force=force, orbax=orbax)
 
     def _look_at_failures(self, ram: EmergencyCheckpointer) -> None:
@@ -288,12 +291,12 @@ class RamBeside:
         if left:
             raise CheckpointError("save to", "RAM", "; ".join(list(left.values())[:4]))
 
-    def _leave_out(self, step: int, reason: str) -> None:
+    def _leave_out(self, ram: EmergencyCheckpointer, step: int, reason: str) -> None:
         """Leave a step to storage, which the job is told once."""
-        if self._ram is not None and not self._has_warned:
+        if not self._has_warned:
             self._has_warned = True
             text = f"steps of this kind are saved to storage alone: {reason}"
-            self._ram.steps.parts.events.emit(
+            ram.steps.parts.events.emit(
                 "save.skipped", step=step, tier=LOCAL, cause="unfit", reason=text
             )
 
@@ -307,20 +310,20 @@ class RamBeside:
         a week's with plain Orbax: then RAM's step does not count.
         """
         wanted = None if wanted is None else int(wanted)
-        known = self._stored()
-        stored = max(known, default=None) if wanted is None else wanted
-        choice = RamChoice(stored=stored if stored in known else None)
-        with self._guarded("list steps in"):
-            if self._ram is not None:
-                return self._agree(self._ram, wanted)
-        return choice
+        stored = self._stored_for(wanted)
+        of_storage = RamChoice(stored=None if stored == _NONE else stored)
+        return self._attempt("list steps in", lambda ram: self._agree(ram, wanted), of_storage)
+
+    def _stored_for(self, wanted: int | None) -> int:
+        """Return the step that storage would give for ``wanted``; -1 for none."""
+        if wanted is None:
+            return self._newest_stored()
+        return wanted if wanted in self._stored() else _NONE
 
     def _agree(self, ram: EmergencyCheckpointer, wanted: int | None) -> RamChoice:
         ram.wait_until_finished()
         self._found = local_steps = ram.steps.survey(()).local
-        known, step = self._stored(), max(local_steps, default=None) if wanted is None else wanted
-        newest = max(known, default=_NONE)
-        asked = newest if wanted is None else wanted if wanted in known else _NONE
+        step = max(local_steps, default=None) if wanted is None else wanted
         kept = None if step is None or step not in local_steps else _kept(ram, step)
         parts, name = ram.steps.parts, f"choice/{next(self._numbers)}"
         may_remap = parts.config.host_state_remap is not None
@@ -336,7 +339,7 @@ class RamBeside:
             prompt=True,
             series=parts.series,
         )
-        own = msgspec.json.encode(_Said(asked, newest, kept))
+        own = msgspec.json.encode(_Said(self._stored_for(wanted), self._newest_stored(), kept))
         data = choice_round.hold(own, choice_round.when_all(rule))
         return decode_message(data, RamChoice, f"{name}.told", limit_bytes=MAX_MESSAGE_BYTES)
 
@@ -349,13 +352,13 @@ class RamBeside:
 
     def agreed(self, problem: str) -> str:
         """Return the problems of all processes, the same on all; empty without. Collective."""
-        problems = problem
-        with self._guarded("agree beside"):
-            if self._ram is not None:
-                parts, name = self._ram.steps.parts, f"problem/{next(self._numbers)}"
-                limit_s = parts.config.restore_limits.patience_s
-                problems = agree(parts.coordinator, name, problem, limit_s, parts.series)
-        return problems
+
+        def ask(ram: EmergencyCheckpointer) -> str:
+            parts, name = ram.steps.parts, f"problem/{next(self._numbers)}"
+            limit_s = parts.config.restore_limits.patience_s
+            return agree(parts.coordinator, name, problem, limit_s, parts.series)
+
+        return self._attempt("agree beside", ask, problem)
 
     # Restoring.
 
@@ -374,14 +377,10 @@ class RamBeside:
         if self._ram is not None:
             self._ram.makes_way = False
 
-    def restore(self, choice: RamChoice, wanted: int | None, items: Items) -> dict[str, Any] | None:
+    def restore(self, choice: RamChoice, items: Items) -> dict[str, Any] | None:
         """Return the items of the step that was chosen, by name; None: it is storage's turn.
 
-        Collective; blocks.
-
-        Args:
-          wanted: as given to ``choose``.
-          items: what to restore into, the same on all processes.
+        Collective; blocks. ``items``: what to restore into, the same on all processes.
 
         Raises:
           ValueError, CheckpointError: the step cannot be restored, or not into ``items``, and
@@ -390,32 +389,28 @@ class RamBeside:
         ram, kept = self._ram, choice.kept
         if ram is None or choice.step is None or kept is None:
             return None
-        failure: Exception
         try:
             if items.unfit:
                 problem = f"step {choice.step} is in RAM alone, and cannot be loaded from there"
                 raise ValueError(f"{problem}: {items.unfit}")
             restored = _restored(ram, choice.step, kept, items)
-        except _OF_STEP as error:
-            failure = error
-        except Exception as error:  # noqa: BLE001 - of RAM: storage goes on
-            failure = error
-            self._give_up("restore", error)
-        else:
-            self._left_behind = None
-            self._newest = choice.step
-            return restored
-        if choice.stored is None:
-            raise failure
-        if choice.stored != choice.step:
-            self._newest = None
-            logging.warning(
-                "step %d of RAM is left out, and step %d is taken from storage: %s",
-                choice.step,
-                choice.stored,
-                failure,
-            )
-        return None
+        except Exception as error:
+            if not isinstance(error, _OF_STEP):
+                self._give_up("restore", error)
+            if choice.stored is None:
+                raise
+            if choice.stored != choice.step:
+                self._newest = None
+                logging.warning(
+                    "step %d of RAM is left out, and step %d is taken from storage: %s",
+                    choice.step,
+                    choice.stored,
+                    error,
+                )
+            return None
+        self._left_behind = None
+        self._newest = choice.step
+        return restored
 
     def go_on_from(self, step: int | None) -> None:
         """Let saves go on from a step that was restored from storage. On all processes.
@@ -453,7 +448,7 @@ class RamBeside:
             return None
         description = self._ram.steps.describe(step)
         kept: Kept = decoder_of(Kept).decode(description.host_state["kept"])
-        tree = nested({leaf.path: leaf for leaf in description.leaves})
+        tree = nested(description.leaves)
         trees = tree if len(kept.trees) > 1 else dict.fromkeys(kept.trees, tree)
         return trees, description.host_state["metadata"]
 
@@ -462,33 +457,31 @@ class RamBeside:
 
         Call ``survey`` when storage has removed the step as well.
         """
-        with self._guarded("remove from"):
-            if self._ram is not None:
-                self._ram.wait_until_finished()
-                was_there = step in self._ram.steps.survey(()).local
-                if was_there:
-                    self._ram.steps.remove(step)
-                return was_there
-        return False
+
+        def remove(ram: EmergencyCheckpointer) -> bool:
+            ram.wait_until_finished()
+            was_there = step in ram.steps.survey(()).local
+            if was_there:
+                ram.steps.remove(step)
+            return was_there
+
+        return self._attempt("remove from", remove, False)
 
     # Waiting and ending.
 
     def wait(self) -> None:
         """Wait for the save to RAM in progress. A failed save is in the log and in the events."""
-        with self._guarded("wait for"):
-            if self._ram is not None:
-                self._ram.wait_until_finished()
-                self._note_saved(self._ram)
+        self._attempt("wait for", self._wait, None)
 
     def has_saved(self, step: int, timeout_s: float | None = None) -> bool:
         """Wait for the save in progress; return whether ``step`` is in RAM. DeadlineExceeded."""
         if self._ram is None:
             return False
-        self._ram.wait_until_finished(timeout_s)
-        self._note_saved(self._ram)
+        self._wait(self._ram, timeout_s)
         return step in self._ram.known_steps.local
 
-    def _note_saved(self, ram: EmergencyCheckpointer) -> None:
+    def _wait(self, ram: EmergencyCheckpointer, timeout_s: float | None = None) -> None:
+        ram.wait_until_finished(timeout_s)
         step = max(ram.known_steps.local, default=None)
         if step is not None and self._left_behind is None:
             self._newest = step
@@ -503,12 +496,17 @@ class RamBeside:
         except Exception as error:  # noqa: BLE001 - of RAM: storage goes on
             _tell_given_up(ram.steps.parts.events, "stop", error)
 
-    @contextlib.contextmanager
-    def _guarded(self, operation: str) -> Generator[None]:
+    def _attempt(
+        self, operation: str, act: Callable[[EmergencyCheckpointer], T], otherwise: T
+    ) -> T:
+        """Return what ``act`` returns; ``otherwise`` without a RAM tier, or where ``act`` fails."""
+        if self._ram is None:
+            return otherwise
         try:
-            yield
+            return act(self._ram)
         except Exception as error:  # noqa: BLE001 - of RAM: storage goes on
             self._give_up(operation, error)
+            return otherwise
 
     def _give_up(self, operation: str, error: Exception) -> None:
         """Go on without a RAM tier; the others learn that this process has none."""

@@ -18,7 +18,6 @@ from emergency_ckpt.state.tree import PyTree, is_key_type, is_python_number, pat
 from emergency_ckpt.storage.item.state import tree_of
 from emergency_ckpt.types import LeafSpec
 
-PLACEHOLDER = ocp.PLACEHOLDER
 _DIFFERS = "User-provided restore item and on-disk value metadata tree structures do not match"
 
 
@@ -28,27 +27,29 @@ def stored_tree(item: epath.Path, keys: Mapping[str, str]) -> PyTree:
     ``keys``: the implementation of each leaf of PRNG keys, by path. Blocks for storage. Errors of
     Orbax pass through.
     """
-    described = ocp.PyTreeCheckpointHandler().metadata(item).tree
 
     def leaf_of(path: Any, metadata: Any) -> Any:
-        leaf, impl = _stored_leaf(metadata), keys.get(path_of(path))
+        """Return the leaf to restore into, of the kind, dtype and sharding of ``metadata``."""
+        if isinstance(metadata, ocp.metadata.ScalarMetadata):
+            return np.dtype(metadata.dtype).type(0).item()
+        leaf: Any = _host_array(metadata.shape, metadata.dtype)
+        sharding = None if metadata.sharding is None else metadata.sharding.to_jax_sharding()
+        if sharding is not None:
+            leaf = jax.ShapeDtypeStruct(metadata.shape, metadata.dtype, sharding=sharding)
+        impl = keys.get(path_of(path))
         return leaf if impl is None else _key_of(leaf, impl)
 
+    described = ocp.PyTreeCheckpointHandler().metadata(item).tree
     return jax.tree_util.tree_map_with_path(leaf_of, described)
 
 
-def _is_placeholder(node: object) -> bool:
-    return node is PLACEHOLDER
-
-
-def nested(leaves: Mapping[str, LeafSpec]) -> PyTree:
+def nested(leaves: Sequence[LeafSpec]) -> PyTree:
     """Return dicts with the leaves at their paths, without shardings: RAM alone has the step."""
-    return tree_of({path: _leaf(leaf) for path, leaf in leaves.items()})
-
-
-def _leaf(spec: LeafSpec) -> Any:
-    data = jax.ShapeDtypeStruct(spec.global_shape, dtype_named(spec.dtype))
-    return data if spec.key_impl is None else _key_of(data, spec.key_impl)
+    trees: dict[str, Any] = {}
+    for leaf in leaves:
+        data = jax.ShapeDtypeStruct(leaf.global_shape, dtype_named(leaf.dtype))
+        trees[leaf.path] = data if leaf.key_impl is None else _key_of(data, leaf.key_impl)
+    return tree_of(trees)
 
 
 def _key_of(data: Any, impl: str) -> Any:
@@ -61,16 +62,6 @@ def _key_of(data: Any, impl: str) -> Any:
     return jax.ShapeDtypeStruct(key.shape, key.dtype, sharding=sharding)
 
 
-def _stored_leaf(metadata: Any) -> Any:
-    """Return the leaf to restore into, of the kind, dtype and sharding of Orbax's ``metadata``."""
-    if isinstance(metadata, ocp.metadata.ScalarMetadata):
-        return np.dtype(metadata.dtype).type(0).item()
-    sharding: Any = None if metadata.sharding is None else metadata.sharding.to_jax_sharding()
-    if sharding is None:
-        return _host_array(metadata.shape, metadata.dtype)
-    return jax.ShapeDtypeStruct(metadata.shape, metadata.dtype, sharding=sharding)
-
-
 def _host_array(shape: Sequence[int], dtype: Any) -> np.ndarray[Any, Any]:
     return np.broadcast_to(np.zeros((), dtype), shape)  # of no size in memory
 
@@ -81,7 +72,8 @@ def is_complete(item: PyTree) -> bool:
         return False
     for leaf in jax.tree.leaves(item):
         is_host = isinstance(leaf, np.ndarray | np.generic) or is_python_number(leaf)
-        if not is_host and (not _is_described(leaf) or getattr(leaf, "sharding", None) is None):
+        is_placed = _is_described(leaf) and getattr(leaf, "sharding", None) is not None
+        if not (is_host or is_placed):
             return False
     return True
 
@@ -89,10 +81,13 @@ def is_complete(item: PyTree) -> bool:
 class Wanted:
     """The tree to restore into for one item, and the part of it that the caller gets.
 
+    Attributes:
+      target: the tree to restore into, with all leaves of the item.
+
     Args:
       saved: the whole item, as ``stored_tree`` returns it.
       item: the caller's tree. A leaf that does not say its shape and dtype, or its sharding, takes
-        those that were saved, and PLACEHOLDER stays as it is. None: ``saved``.
+        those that were saved, and ocp.PLACEHOLDER stays as it is. None: ``saved``.
       restore_args: Orbax's, by leaf, whose shardings go first.
       is_partial: ``item`` may have fewer leaves than were saved; those that were not stay as given.
 
@@ -101,33 +96,27 @@ class Wanted:
     """
 
     def __init__(self, saved: PyTree, item: PyTree, restore_args: Any, *, is_partial: bool) -> None:
-        whole, self._treedef = by_path(saved)
-        given, self._given = whole, self._treedef
-        if item is not None:
-            given, self._given = by_path(item)
+        whole, treedef = by_path(saved)
+        given, self._structure = (whole, treedef) if item is None else by_path(item)
         unknown, missing = sorted(set(given) - set(whole)), sorted(set(whole) - set(given))
         if not is_partial and (unknown or missing):
             raise ValueError(f"{_DIFFERS}: only in item {unknown[:4]}, only saved {missing[:4]}")
         args = {} if restore_args is None else by_path(restore_args)[0]
-        self._whole = {
-            path: placed(_filled(given.get(path), leaf), args.get(path))
-            for path, leaf in whole.items()
-        }
+        leaves = [
+            _placed(_filled(given.get(path), leaf), args.get(path)) for path, leaf in whole.items()
+        ]
+        self.target = jax.tree.unflatten(treedef, leaves)
         self._order = list(given)
         self._as_given = {
-            path: leaf for path, leaf in given.items() if leaf is PLACEHOLDER or path not in whole
+            path: leaf
+            for path, leaf in given.items()
+            if leaf is ocp.PLACEHOLDER or path not in whole
         }
-
-    @property
-    def target(self) -> PyTree:
-        """The tree to restore into, with all leaves of the item."""
-        return jax.tree.unflatten(self._treedef, self._whole.values())
 
     def part_of(self, restored: PyTree) -> PyTree:
         """Return what the caller asked for of the restored tree."""
-        leaf_of, _ = by_path(restored)
-        leaves = [self._as_given[p] if p in self._as_given else leaf_of[p] for p in self._order]
-        return jax.tree.unflatten(self._given, leaves)
+        leaves = {**by_path(restored)[0], **self._as_given}
+        return jax.tree.unflatten(self._structure, [leaves[path] for path in self._order])
 
 
 def _is_described(leaf: Any) -> bool:
@@ -136,24 +125,21 @@ def _is_described(leaf: Any) -> bool:
 
 
 def _filled(given: Any, saved: Any) -> Any:
-    if given is None or given is PLACEHOLDER:
+    if given is None or given is ocp.PLACEHOLDER:
         return saved
     if is_python_number(given) or isinstance(given, np.generic):
         return given if is_python_number(saved) else saved
     if not _is_described(given):
         return saved
-    sharding = _format_of(given) or getattr(saved, "sharding", None)
+    # A format is a sharding with a layout on the devices.
+    own_sharding = getattr(given, "sharding", None) if layout_of(given) is None else given.format
+    sharding = own_sharding or getattr(saved, "sharding", None)
     if isinstance(given, np.ndarray) or sharding is None:
         return given
     return jax.ShapeDtypeStruct(given.shape, given.dtype, sharding=sharding)
 
 
-def _format_of(leaf: Any) -> Any:
-    """Return where a leaf is, with its layout on the devices if it has one; None for neither."""
-    return getattr(leaf, "sharding", None) if layout_of(leaf) is None else leaf.format
-
-
-def placed(leaf: Any, args: Any) -> Any:
+def _placed(leaf: Any, args: Any) -> Any:
     """Return ``leaf`` with the sharding of Orbax's restore arguments, if they have one.
 
     ValueError for another dtype or shape: nothing is cast, filled or cut.
@@ -182,7 +168,10 @@ def placed(leaf: Any, args: Any) -> Any:
 
 
 def by_path(tree: PyTree) -> tuple[dict[str, Any], Any]:
-    """Return the leaves by path, in order, and the structure. PLACEHOLDER is a leaf."""
-    flat, treedef = jax.tree_util.tree_flatten_with_path(tree, is_leaf=_is_placeholder)
-    keys = (path_of(keys) for keys, _ in flat)
-    return dict(zip(keys, (leaf for _, leaf in flat), strict=True)), treedef
+    """Return the leaves by path, in order, and the structure. ``PLACEHOLDER`` is a leaf."""
+
+    def is_placeholder(node: object) -> bool:
+        return node is ocp.PLACEHOLDER
+
+    flat, treedef = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_placeholder)
+    return {path_of(keys): leaf for keys, leaf in flat}, treedef

@@ -1,7 +1,6 @@
 """``training`` of Orbax v1 (0.12.8), whose ``Checkpointer`` also saves to the RAM of the hosts.
 
-Storage is Orbax's own: its ``Checkpointer`` writes, lists and reads the steps there, so each of
-its options and handlers works, and plain Orbax v1 goes on from the same directory.
+Storage is Orbax's own, so plain Orbax v1 goes on from the same directory.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
+import jax
 import orbax.checkpoint as ocp
 from etils import epath
 from orbax.checkpoint.experimental.v1.training import Checkpointer as OrbaxsCheckpointer
@@ -26,10 +26,10 @@ from orbax.checkpoint.experimental.v1.training import (
 )
 
 from emergency_ckpt.cluster.preemption import is_good_end
-from emergency_ckpt.errors import InvalidState, StepNotFound
-from emergency_ckpt.orbax.ram_beside import Items, RamBeside, metadata_of
+from emergency_ckpt.errors import StepNotFound
+from emergency_ckpt.orbax.plain_items import Given, saved
+from emergency_ckpt.orbax.ram_beside import Items, RamBeside
 from emergency_ckpt.state.host_state_codec import as_stateful
-from emergency_ckpt.state.tree import describe
 
 __all__ = [
     "CheckpointMetadata",
@@ -43,6 +43,14 @@ __all__ = [
 
 _STATE = "state"
 """Orbax's name of a checkpointable that was given none."""
+
+
+def _deprecated_name_of(method: str) -> Callable[..., Any]:
+    def deprecated(self: Checkpointer, *args: Any, **keywords: Any) -> Any:
+        warnings.warn(f"Use `{method}` instead.", DeprecationWarning, stacklevel=2)
+        return getattr(self, method)(*args, **keywords)
+
+    return deprecated
 
 
 class RamResponse:
@@ -70,20 +78,12 @@ class Checkpointer:
     All processes must call the constructor, ``load``, ``delete``, ``reload`` and ``close``, in the
     same order, and ``save`` at the same steps; from one thread.
 
-    A save to RAM takes trees of arrays and numbers, and objects with ``get_state`` and
-    ``set_state``. Where a step has another checkpointable, the step is saved to storage alone, with
-    one warning. ``load`` takes a step from RAM when the step is whole there on all processes
-    together, no older than the newest of storage, and asked for as it was saved, with abstract
-    trees that have shardings; otherwise Orbax loads from storage. The RAM tier is on in jobs of
-    several processes, and where ``local_directory`` or ``settings`` are given. An error of the RAM
-    tier is a warning and the event ``ram.off``; from then on this class is Orbax's alone.
-
-    Differences from Orbax's: ``save`` and ``save_async`` say True also for a step that was saved to
-    RAM alone, and ``checkpoints`` and ``latest`` name the newest step in RAM, where that is newer
-    than storage's: as of the constructor, ``reload``, ``load`` and ``wait``. Its time is when this
-    process began to save the step, or found it. Policies and ``should_save`` say what is saved to
-    storage; ``local_save_every`` of ``settings`` what to RAM, at each call of ``save``. A step that
-    both save leaves the devices twice.
+    Every method that this class does not define is Orbax's own. The RAM tier is on in jobs of
+    several processes, and where ``local_directory`` or ``settings`` are given. A save to RAM takes
+    trees of arrays and numbers, and objects with ``get_state`` and ``set_state``; a step with
+    another checkpointable is saved to storage alone, with one warning. An error of the RAM tier is
+    a warning and the event ``ram.off``; from then on this class is Orbax's alone.
+    docs/migrating_orbax.md lists the differences from Orbax's class.
 
     Args:
       local_directory: on this host's ramdisk; None: the environment's ECKPT_LOCAL_DIR, else
@@ -132,6 +132,12 @@ class Checkpointer:
         names = step_name_format or ocp.path.step.standard_name_format()
         self._name_of: Callable[[int], str] = names.build_name
 
+    def __getattr__(self, name: str) -> Any:
+        """Return the public part of Orbax's checkpointer that this class has not."""
+        if name.startswith("_"):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return getattr(self._storage, name)
+
     # Steps.
 
     @property
@@ -141,9 +147,13 @@ class Checkpointer:
 
     @property
     def checkpoints(self) -> Sequence[CheckpointMetadata[None]]:
-        """The known steps of both tiers, oldest first; of RAM the newest. No IO; not collective."""
+        """The known steps of both tiers, oldest first; of RAM the newest, where it is newer.
+
+        As of the constructor, ``reload``, ``load`` and ``wait``. The time of RAM's step is when
+        this process began to save the step, or found the step. No IO; not collective.
+        """
         stored, newest = list(self._storage.checkpoints), self._ram.newest
-        return stored if newest is None else [*stored, self._of_ram(newest)]
+        return stored if newest is None else [*stored, self._of_ram(newest, None, {})]
 
     @property
     def latest(self) -> CheckpointMetadata[None] | None:
@@ -151,10 +161,7 @@ class Checkpointer:
         known = self.checkpoints
         return known[-1] if known else None
 
-    def _of_ram(
-        self, step: int, metadata: Any = None, kept: Mapping[str, Any] | None = None
-    ) -> CheckpointMetadata[Any]:
-        kept = kept or {}
+    def _of_ram(self, step: int, metadata: Any, kept: Mapping[str, Any]) -> CheckpointMetadata[Any]:
         return CheckpointMetadata[Any](
             step,
             path=self.directory / self._name_of(step),
@@ -165,10 +172,6 @@ class Checkpointer:
         )
 
     # Saving.
-
-    def should_save(self, step: int) -> bool:
-        """Return whether ``save`` at ``step`` would start a save to storage. As Orbax's."""
-        return self._storage.should_save(step)
 
     def save(self, step: int, state: Any, **keywords: Any) -> bool:
         """Save ``state`` where it is due, and wait; return whether it was. As Orbax's."""
@@ -214,18 +217,17 @@ class Checkpointer:
             custom_metadata=custom_metadata,
         )
         number, now_ns = _number(step), time.time_ns()
-
-        def items() -> Items:
-            return _items(checkpointables)._replace(metadata=metadata_of(metrics, custom_metadata))
-
-        if not self._ram.save(number, items, force=force):
+        is_in_ram = self._ram.save(
+            number,
+            lambda: _items(checkpointables),
+            metrics=metrics,
+            custom_metadata=custom_metadata,
+            force=force,
+        )
+        if not is_in_ram:
             return response
         self._times_ns = {number: now_ns}
         return response if response is not None else RamResponse(self._ram, number)
-
-    def cancel(self, step: Any = None) -> None:
-        """Cancel a save to storage, and remove what it has of ``step``. As Orbax's."""
-        self._storage.cancel(step)
 
     # Loading.
 
@@ -257,7 +259,7 @@ class Checkpointer:
         with self._ram.restoring():
             if self._ram.is_on:
                 choice = self._ram.choose(wanted)
-                restored = self._ram.restore(choice, wanted, _targets(abstract_checkpointables))
+                restored = self._ram.restore(choice, _targets(abstract_checkpointables))
                 if restored is not None:
                     return restored
                 wanted = choice.stored if wanted is None else wanted
@@ -265,16 +267,6 @@ class Checkpointer:
             loaded = self._storage.load_checkpointables(wanted, given)
             self._ram.go_on_from(wanted)
             return loaded
-
-    def load_async(self, step: Any = None, abstract_state: Any = None) -> Any:
-        """Orbax has no such load yet: NotImplementedError."""
-        return self._storage.load_async(step, abstract_state)
-
-    def load_checkpointables_async(
-        self, step: Any = None, abstract_checkpointables: dict[str, Any] | None = None
-    ) -> Any:
-        """Orbax has no such load yet: NotImplementedError."""
-        return self._storage.load_checkpointables_async(step, abstract_checkpointables)
 
     # Contents.
 
@@ -284,21 +276,21 @@ class Checkpointer:
         The metadata of a step in RAM alone has the leaves as ``jax.ShapeDtypeStruct``, in dicts by
         their paths, where this process holds a part of the step.
         """
-        description = self._described(step)
-        if description is None:
+        contents = self._contents_in_ram(step)
+        if contents is None:
             return self._storage.metadata(step)
-        kept = {"metrics": description.metrics, "custom_metadata": description.custom_metadata}
-        return self._of_ram(
-            description.step, description.metadata.get(_STATE, description.metadata), kept
-        )
+        newest, trees, kept = contents
+        return self._of_ram(newest, trees.get(_STATE, trees), kept)
 
     def checkpointables_metadata(self, step: Any = None) -> Any:
         """Return the metadata of a step's checkpointables, by name. As ``metadata``."""
-        description = self._described(step)
-        return self._storage.checkpointables_metadata(step) if description is None else description
+        contents = self._contents_in_ram(step)
+        if contents is None:
+            return self._storage.checkpointables_metadata(step)
+        return self._of_ram(*contents)
 
-    def _described(self, step: Any) -> Any:
-        """Return the metadata of a step in RAM alone; None of any other."""
+    def _contents_in_ram(self, step: Any) -> tuple[int, dict[str, Any], Mapping[str, Any]] | None:
+        """Return number, trees and metadata of a step in RAM alone; None of any other."""
         newest = self._ram.newest
         if newest is None or (step is not None and _number(step) != newest):
             return None
@@ -307,13 +299,7 @@ class Checkpointer:
         except StepNotFound as error:
             text = f"step {newest} is in RAM of others: {error}"
             raise errors.StepNotFoundError(text) from error
-        if metadata is None:
-            return None
-        return self._of_ram(newest, *metadata)
-
-    def root_metadata(self) -> RootMetadata:
-        """Return the directory and the metadata of the run. As Orbax's."""
-        return self._storage.root_metadata()
+        return None if metadata is None else (newest, *metadata)
 
     def delete(
         self, step: Any, *, checkpointable_name: str | None = None, missing_ok: bool = False
@@ -350,10 +336,6 @@ class Checkpointer:
 
     # Waiting and ending.
 
-    def is_saving_in_progress(self) -> bool:
-        """Return whether a save to storage is in progress here. Not collective."""
-        return self._storage.is_saving_in_progress()
-
     def wait(self) -> None:
         """Wait for the saves and deletions in progress. Blocks; raises the errors of storage."""
         self._storage.wait()
@@ -377,65 +359,36 @@ class Checkpointer:
     ) -> None:
         self._close(after_error=not is_good_end(error))
 
-    # Names that Orbax has deprecated.
-
-    def save_pytree(self, *args: Any, **keywords: Any) -> bool:
-        """Deprecated name of ``save``."""
-        _deprecated("save")
-        return self.save(*args, **keywords)
-
-    def save_pytree_async(self, *args: Any, **keywords: Any) -> Any:
-        """Deprecated name of ``save_async``."""
-        _deprecated("save_async")
-        return self.save_async(*args, **keywords)
-
-    def load_pytree(self, *args: Any, **keywords: Any) -> Any:
-        """Deprecated name of ``load``."""
-        _deprecated("load")
-        return self.load(*args, **keywords)
-
-    def load_pytree_async(self, *args: Any, **keywords: Any) -> Any:
-        """Deprecated name of ``load_async``."""
-        _deprecated("load_async")
-        return self.load_async(*args, **keywords)
-
-    def pytree_metadata(self, *args: Any, **keywords: Any) -> Any:
-        """Deprecated name of ``metadata``."""
-        _deprecated("metadata")
-        return self.metadata(*args, **keywords)
+    save_pytree = _deprecated_name_of("save")
+    save_pytree_async = _deprecated_name_of("save_async")
+    load_pytree = _deprecated_name_of("load")
+    load_pytree_async = _deprecated_name_of("load_async")
+    pytree_metadata = _deprecated_name_of("metadata")
 
 
 def _targets(abstract: Mapping[str, Any] | None) -> Items:
     """Return what to restore into."""
-    items = (
-        Items(unfit="no abstract checkpointables are given") if not abstract else _items(abstract)
-    )
+    if not abstract:
+        items = Items(unfit="no abstract checkpointables are given")
+    else:
+        items = _items(abstract)
     hint = ". Give each tree as arrays or jax.ShapeDtypeStruct with shardings"
     return items._replace(unfit=items.unfit + hint) if items.unfit else items
 
 
 def _items(checkpointables: Mapping[str, Any]) -> Items:
     """Return the checkpointables as the RAM tier keeps them."""
-    trees: dict[str, Any] = {}
-    iterators: dict[str, Any] = {}
+    given: dict[str, Given] = {}
     for name, value in checkpointables.items():
         if as_stateful(value) is not None:
-            iterators[name] = value
-            continue
-        try:
-            tree = describe({name: value}, "save")
-        except InvalidState as error:
-            return Items(unfit=f"{name!r}: {error}")
-        if value is None or not tree.leaves:
+            given[name] = Given("iterator", value, None)
+        elif jax.tree.leaves(value):
+            given[name] = Given("tree", value, None)
+        else:
             return Items(unfit=f"{name!r} is no tree of arrays")
-        trees[name] = value
-    return Items(trees, iterators) if trees else Items(unfit="there are no trees of arrays")
+    return saved(given)
 
 
 def _number(step: Any) -> int:
     """Return the number of a step, which Orbax also takes as its ``CheckpointMetadata``."""
     return int(step.step) if isinstance(step, CheckpointMetadata) else int(step)
-
-
-def _deprecated(instead: str) -> None:
-    warnings.warn(f"Use `{instead}` instead.", DeprecationWarning, stacklevel=3)
