@@ -13,7 +13,7 @@ import contextlib
 import hashlib
 import importlib
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -370,7 +370,7 @@ class PersistentTier:
     @contextlib.contextmanager
     def _reading(
         self, item: str, arrays: Mapping[str, StoredArray], **how: Any
-    ) -> Iterator[BoxReader]:
+    ) -> Generator[BoxReader]:
         """Yield a reader of ``item``; give errors of storage their types."""
         from emergency_ckpt.storage import orbax_reader  # noqa: PLC0415
 
