@@ -237,7 +237,7 @@ class EmergencyCheckpointer:
           InvalidState: a leaf cannot be saved, the step is no whole number from 0 on, or the
             metrics are not JSON values. HostStateError: ``host_state`` cannot be saved.
           RamdiskFull: at the first save, when ``restore`` was not called before.
-          SystemExit: with ``exit_on_preemption``, at the sync point.
+          SystemExit: with ``on_preemption="exit"``, at the sync point.
           PeerLeft: a process has died, so that the arrays of ``state`` will never be computed.
           CheckpointError: after ``stop``.
         """
@@ -290,7 +290,7 @@ class EmergencyCheckpointer:
         Any process may call it, from any thread; one call is enough. Returns at once.
 
         Raises:
-          CheckpointError: after ``stop``, or where no notice is heeded (``save_on_preemption``).
+          CheckpointError: after ``stop``, or where no notice is heeded (``on_preemption``).
         """
         self._check_running("request a preemption save of")
         self._opened.watch.request()

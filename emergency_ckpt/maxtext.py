@@ -92,7 +92,7 @@ def from_maxtext(flags: object, **settings: Any) -> CheckpointerConfig:
     else:
         config.set(keep_last_n=keep)
     if not values["enable_checkpointing"]:
-        config.set(save_every=0, local_save_every=0, save_on_preemption=False)
+        config.set(save_every=0, local_save_every=0, on_preemption="ignore")
     return config.set(**settings)
 
 

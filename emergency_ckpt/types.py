@@ -117,6 +117,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 Requirement = Literal["secret", "storage", "peers"]
+OnPreemption = Literal["save", "exit", "ignore"]
 """Something without which a job ends its start with an error, or a restore passes a step over."""
 
 SHARD_ALIGNMENT_BYTES = 64

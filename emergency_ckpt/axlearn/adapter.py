@@ -113,7 +113,7 @@ class EmergencyCheckpointer(BaseCheckpointer):
             of another size: from a list of dicts by path to a dict by path.
 
         All others are those of ``emergency_ckpt.config.Config``, with its names and defaults.
-        ``exit_on_preemption`` is on: the trainer itself does nothing about a notice.
+        ``on_preemption`` is "exit": the trainer itself does nothing about a notice.
         """
 
         keep_last_n: int = 1
@@ -130,7 +130,7 @@ class EmergencyCheckpointer(BaseCheckpointer):
         # Ours.
         local_save_every_n_seconds: int | None = None
         save_every_n_seconds: int | None = None
-        exit_on_preemption: bool = True
+        on_preemption: str = "exit"
 
         if TYPE_CHECKING:  # the fields of ``_with_settings``
 

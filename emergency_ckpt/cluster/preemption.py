@@ -409,7 +409,7 @@ class AgreedNotices(OwnNotices):
 
 
 PREEMPTED_EXIT_CODE = 128 + signal.SIGTERM
-"""Exit status after ``exit_on_preemption``; a supervisor treats it as a death and restarts."""
+"""Exit status with ``on_preemption="exit"``; a supervisor treats it as a death and restarts."""
 _SUCCESS = (None, 0)
 
 
@@ -459,7 +459,7 @@ class PreemptionWatch:
         """
         notices = self._notices
         if notices is None:
-            hint = "set save_on_preemption; after stop it is too late"
+            hint = "set on_preemption='save'; after stop it is too late"
             raise CheckpointError("request", "a preemption save", "no notice is heeded", hint=hint)
         notices.notice()
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from emergency_ckpt.core.save.retention_rules import NonFinite
     from emergency_ckpt.core.save.snapshot_plan import DeviceReads
     from emergency_ckpt.observer import OnEvent
-    from emergency_ckpt.types import Requirement
+    from emergency_ckpt.types import OnPreemption, Requirement
 
 
 class Settings(TypedDict, total=False):
@@ -34,8 +34,7 @@ class Settings(TypedDict, total=False):
     keep_every_n_steps: int | None
     preservation_policy: PreservationPolicy | None
     async_save: bool
-    save_on_preemption: bool
-    exit_on_preemption: bool
+    on_preemption: OnPreemption
     preemption_grace_s: float
     placement: str | PlacementPolicy
     host_state_remap: HostStateRemap | None

@@ -32,7 +32,7 @@ from emergency_ckpt.errors import ConfigError
 from emergency_ckpt.extensions import parse_placement
 from emergency_ckpt.files import plain_path, resolved
 from emergency_ckpt.observer import OnEvent
-from emergency_ckpt.types import Requirement, TierName
+from emergency_ckpt.types import OnPreemption, Requirement, TierName
 
 if TYPE_CHECKING:
     from emergency_ckpt.config.keywords import Settings
@@ -140,13 +140,11 @@ class Config:
     is always kept."""
     async_save: bool = setting(True, may_differ=True, orbax="enable_async_checkpointing")
     """False: ``save`` returns when the step is complete or has failed."""
-    save_on_preemption: bool = True
-    """At the sync point of a preemption notice (SIGTERM) save in both tiers, whatever the policies.
-    False: only with a ``PreemptionCheckpointingPolicy`` among the policies; without one, notices
-    are ignored."""
-    exit_on_preemption: bool = setting(False, basic=True)
-    """At the sync point, end the process inside ``save`` by ``SystemExit`` with status 143 as soon
-    as the step is written."""
+    on_preemption: OnPreemption = setting("save", basic=True)
+    """What happens at a notice of a preemption, such as SIGTERM. "save": all processes save one
+    step in both tiers, whatever the policies. "exit": ``save`` then also ends the process by
+    ``SystemExit`` with status 143 as soon as the step is written. "ignore": nothing, unless a
+    ``PreemptionCheckpointingPolicy`` is among the policies of a tier: that tier saves."""
     preemption_grace_s: float = setting(25.0, may_differ=True, basic=True)
     """Time from the notice to the kill. Saves that are not complete by then are named in the
     log; the local tier is saved first."""
@@ -329,7 +327,7 @@ class Config:
     def longest_save_wait_s(self) -> float:
         """Maximum time that ``save`` waits: for previous saves, and for its own bytes."""
         short_s = 3 * self.save_timeout_s + self.storage_wait_timeout_s
-        is_short = self.async_save and not self.exit_on_preemption
+        is_short = self.async_save and self.on_preemption != "exit"
         return short_s if is_short else self.longest_wait_s
 
     @property
@@ -338,10 +336,15 @@ class Config:
         return self.save_timeout_s / 4
 
     @property
+    def saves_at_preemption(self) -> bool:
+        """True when a preemption notice causes a save in both tiers, whatever the policies."""
+        return self.on_preemption != "ignore"
+
+    @property
     def heeds_preemption(self) -> bool:
-        """True when a preemption notice causes a save or an exit."""
+        """True when a preemption notice causes a save in some tier."""
         asked_for = any(plan.on_preemption for plan in self.save_plans().values())
-        return self.save_on_preemption or asked_for
+        return self.saves_at_preemption or asked_for
 
     def shared_settings(self) -> dict[str, str]:
         """Return what all processes of a job must have set alike, as texts by name.
@@ -363,6 +366,8 @@ def _setting_names() -> frozenset[str]:
 
 _DROPPED = {
     "allow_missing_host_state": "for a step without host states call restore without host_state",
+    "save_on_preemption": "set on_preemption='save' (the default) or 'ignore'",
+    "exit_on_preemption": "set on_preemption='exit'",
     "local_preservation_policy": "RAM keeps the newest steps: set local_keep_last_n",
     "persistent_writers": "the first slice writes to storage; the others have no traffic there",
     "extra_holders": "bring the RAM of hosts outside of the job to storage by 'eckpt drain'",

@@ -212,7 +212,7 @@ def settings_of(options: CheckpointManagerOptions, *, one_slice: bool) -> dict[s
     settings["step_name"] = step_name_of(options.step_name_format)
     is_read = getattr(persistent, "read_only", False)
     settings["save_every"] = 0 if is_read else save_policy_of(persistent)
-    settings["save_on_preemption"] = False  # the policies decide it
+    settings["on_preemption"] = "ignore"  # the policies decide it
     # Orbax waits for the previous save, and skips none.
     settings["storage_wait_timeout_s"] = settings["persistent_timeout_s"]
     if persistent.preservation_policy is None and persistent.max_to_keep is not None:
@@ -252,12 +252,12 @@ def _counterpart(options: CheckpointManagerOptions, row: Setting) -> Any:
 def with_further(settings: Mapping[str, Any], further: Mapping[str, Any]) -> dict[str, Any]:
     """Return ``settings`` with the user's ``further`` ones, which have precedence.
 
-    An interval in place of a policy leaves preemptions to ``save_on_preemption``, which is then on.
+    An interval in place of a policy leaves preemptions to ``on_preemption``, which is then "save".
     """
     merged = {**settings, **further}
     given = [further[name] for name in ("local_save_every", "save_every") if name in further]
     if any(all(is_interval(part) for part in parts_of(every)) for every in given):
-        merged["save_on_preemption"] = further.get("save_on_preemption", True)
+        merged["on_preemption"] = further.get("on_preemption", "save")
     return merged
 
 

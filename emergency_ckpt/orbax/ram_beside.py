@@ -177,7 +177,7 @@ class RamBeside:
         defaults = {
             "local_dir": local,
             "run_id": run_id_of(os.fspath(directory)),
-            "save_on_preemption": False,  # Orbax's policy saves then, to storage
+            "on_preemption": "ignore",  # Orbax's policy saves then, to storage
         }
         config = _checked({**defaults, **given})
         if not config.save_plans():

@@ -245,7 +245,7 @@ class Ending:
         Nothing begins while ``save`` runs.
         """
         newest, placement, watch = self._newest, self._work.placement, self._parts.watch
-        if newest is None or placement is None or not self._parts.config.save_on_preemption:
+        if newest is None or placement is None or not self._parts.config.saves_at_preemption:
             return
 
         def inspect() -> None:

@@ -356,7 +356,7 @@ class Saver:
         tiers: list[TierName] = [
             name
             for name, schedule in self._schedules.items()
-            if parts.config.save_on_preemption or schedule.plan.on_preemption
+            if parts.config.saves_at_preemption or schedule.plan.on_preemption
         ]
         started = set[TierName]()
         why = f"since step {self._newest_due}, which was saved or restored, is newer"
@@ -369,7 +369,7 @@ class Saver:
             is_there = request is not None and step in self.saved.of(name)
             if name not in started and not is_there:
                 self.ending.say_not_written(name, step, why)
-        if parts.config.exit_on_preemption:
+        if parts.config.on_preemption == "exit":
             try:
                 self.ending.wait_until_finished()
             except CheckpointError as error:

@@ -39,7 +39,7 @@ def test_axlearn_config_default_is_that_of_the_table(axlearn_face: Any) -> None:
         if row.name not in IN_AXLEARNS_FORM and getattr(config, row.name) != row.default
     }
     own = {"dir", "local_dir", "keep_last_n"}
-    assert differing == {*own, "exit_on_preemption"}
+    assert differing == {*own, "on_preemption"}
 
 
 @pytest.mark.parametrize("row", SAME, ids=lambda row: row.name)

@@ -33,8 +33,7 @@ MUST_AGREE: dict[str, Any] = {
     "keep_last_n": 3,
     "keep_every_n_steps": 50,
     "preservation_policy": lambda: ocm.LatestN(3),
-    "save_on_preemption": False,
-    "exit_on_preemption": True,
+    "on_preemption": "exit",
     "orbax_item": "params",
     "step_name": "ckpt_00000",
     "require": {"peers", "storage"},
@@ -243,7 +242,7 @@ def test_defaults_are_valid_but_for_the_directories() -> None:
             {"preservation_policy": ocm.LatestN(1), "keep_last_n": 2},
             "preservation_policy and keep_last_n are both set",
         ),
-        ({"exit_on_preemption": "yes"}, "exit_on_preemption must be True or False"),
+        ({"on_preemption": True}, "on_preemption must be 'save', 'exit' or 'ignore', not True"),
         (
             {"dir": None, "run_id": "r", "save_every": ocm.InitialSavePolicy()},
             "save_every is set, but dir is not",

@@ -257,7 +257,7 @@ def test_when_to_save_and_what_to_keep() -> None:
     assert config.local_keep_last_n == 2
     assert (config.keep_last_n, config.keep_every_n_steps) == (5, 100)
     assert config.heeds_preemption
-    assert not config.save_on_preemption
+    assert config.on_preemption == "ignore"
 
 
 def test_policy_takes_the_place_of_all_rules() -> None:

@@ -57,7 +57,7 @@ def test_loop_that_asks_for_no_notice_saves_at_a_request(world: World) -> None:
 
 @pytest.mark.parametrize("is_stopped", [True, False])
 def test_request_that_nobody_heeds_is_an_error(world: World, *, is_stopped: bool) -> None:
-    with world.open_both(save_on_preemption=is_stopped) as ckpt:
+    with world.open_both(on_preemption="save" if is_stopped else "ignore") as ckpt:
         if is_stopped:
             ckpt.stop()
         (error,) = request(ckpt)

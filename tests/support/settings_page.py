@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from emergency_ckpt.core.save.retention_rules import NonFinite
     from emergency_ckpt.core.save.snapshot_plan import DeviceReads
     from emergency_ckpt.observer import OnEvent
-    from emergency_ckpt.types import Requirement
+    from emergency_ckpt.types import OnPreemption, Requirement
 
 
 class Settings(TypedDict, total=False):

@@ -101,7 +101,7 @@ def test_all_save_one_step_in_both_tiers_and_resume_there(exits_by_itself: bool)
             pace_s=PACE_S,
             dir=str(root / "persistent"),
             local_save_every=LAST,
-            exit_on_preemption=exits_by_itself,
+            on_preemption="exit" if exits_by_itself else "save",
             preemption_grace_s=120.0,
         )
         (at,) = lives.steps(0, "preemption.reached")[0]
@@ -227,7 +227,7 @@ def test_when_time_is_short_ram_comes_first_and_rest_is_named() -> None:
             pace_s=PACE_S,
             dir=str(root / "persistent"),
             preemption_grace_s=8.0,
-            exit_on_preemption=True,
+            on_preemption="exit",
         )
         (at,) = lives.steps(0, "preemption.reached")[0]
         assert all(at in steps for steps in lives.steps(0, "save.complete"))

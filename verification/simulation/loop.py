@@ -91,7 +91,7 @@ class Loop:
             storage_wait_timeout_s=1.0,
             local_keep_last_n=plan.keep_last_n,
             placement=plan.placement,
-            save_on_preemption=bool(self._life.noticed),
+            on_preemption="save" if self._life.noticed else "ignore",
             start_timeout_s=60.0,
             save_timeout_s=SAVE_TIMEOUT_S,
             stall_timeout_s=20.0,
