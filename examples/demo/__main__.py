@@ -20,7 +20,7 @@ from examples.demo.run import DemoOptions, run_demo
 from examples.demo.scenarios import ALL, SCENARIOS, ScenarioJob
 
 # Imported by the job's processes; checked here so that the error is not only in their logs.
-_NEEDED_MODULES = ("grain", "optax", "plotly")
+_NEEDED_MODULES = ("grain", "optax", "matplotlib")
 
 
 def parsed(words: Sequence[str] | None) -> argparse.Namespace:

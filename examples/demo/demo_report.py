@@ -14,17 +14,11 @@ from rich.table import Table
 
 from emergency_ckpt.core.wording import size_text
 from emergency_ckpt.extras.event_log.records import LoggedEvent
-from emergency_ckpt.tools.report.figures import (
-    OWN_RAM,
-    STORAGE,
-    RestoreBytes,
-    RunRecovery,
-    byte_sources_of,
-    recoveries_of,
-)
+from emergency_ckpt.tools.event_fields import whole
+from emergency_ckpt.tools.report.figures import RunRecovery, recoveries_of
 from emergency_ckpt.tools.report.lives import lives_of
-from emergency_ckpt.tools.report.page import ReportRun, write_report, write_whole
-from emergency_ckpt.tools.report.reading import run_events
+from emergency_ckpt.tools.report.page import page_of, write_whole
+from emergency_ckpt.tools.report.reading import ReportRun, run_events
 from emergency_ckpt.types import LOCAL, PERSISTENT
 from examples.demo.results import JobDigest, differences
 from examples.demo.scenarios import Scenario
@@ -40,7 +34,6 @@ _NO_RECOVERY = RunRecovery(
     at_least=False,
     lost_s=None,
     recovery_s=None,
-    away_s=0.0,
     restore_s=None,
 )
 
@@ -86,18 +79,27 @@ def losses(events: Sequence[LoggedEvent], life: int | None = None) -> dict[int, 
     return found
 
 
-def recovery_of(events: Sequence[LoggedEvent]) -> tuple[RunRecovery, RestoreBytes]:
-    """Return the first recovery after the first life, and the sources of its bytes."""
-    recovery = next(iter(recoveries_of(lives_of(events), events)), _NO_RECOVERY)
-    moved = (each for each in byte_sources_of(events) if each.life == recovery.life)
-    return recovery, next(moved, RestoreBytes(life=recovery.life, sources=(), bytes_of={}))
+def recovery_of(events: Sequence[LoggedEvent]) -> RunRecovery:
+    """Return the first recovery after the first life."""
+    return next(iter(recoveries_of(lives_of(events), events)), _NO_RECOVERY)
 
 
-def bytes_by_tier(moved: RestoreBytes) -> dict[str, int]:
+def restores_of(events: Sequence[LoggedEvent], life: int) -> list[LoggedEvent]:
+    """Return the end of the restore of each process that finished it, in one life of the job."""
+    newest: dict[int | None, LoggedEvent] = {}
+    for event in events:
+        if event.name == "restore.finished" and event.life == life:
+            newest[event.process] = event
+    return list(newest.values())
+
+
+def bytes_by_tier(restores: Sequence[LoggedEvent]) -> dict[str, int]:
     """Return the bytes from the processes' own RAM, from peers, and from the persistent tier."""
-    totals = moved.totals
-    local, persistent = totals.pop(OWN_RAM, 0), totals.pop(STORAGE, 0)
-    return {LOCAL: local, "peer": sum(totals.values()), PERSISTENT: persistent}
+    sources = (LOCAL, "peer", PERSISTENT)
+    return {
+        source: sum(whole(event, f"bytes_{source}") or 0 for event in restores)
+        for source in sources
+    }
 
 
 def recovery_problems(
@@ -105,11 +107,11 @@ def recovery_problems(
     process_count: int,
     faulty: FinishedRun,
     recovery: RunRecovery,
-    restore: RestoreBytes,
+    restores: Sequence[LoggedEvent],
 ) -> list[str]:
     """Return why the recovery is not the one expected of ``scenario``; empty when it is."""
     found: list[str] = []
-    moved, processes = bytes_by_tier(restore), len(restore.bytes_of)
+    moved, processes = bytes_by_tier(restores), len(restores)
     if not faulty.finished:
         found.append("the job did not finish after the fault")
     if not any(event.name == "fault.fired" for event in faulty.events):
@@ -151,8 +153,9 @@ def decide_verdict(
     scenario: Scenario, process_count: int, baseline: FinishedRun, faulty: FinishedRun
 ) -> ScenarioVerdict:
     """Return the result of the ``faulty`` run. ``seconds`` is the time of both runs together."""
-    recovery, restore = recovery_of(faulty.events)
-    recovery_faults = recovery_problems(scenario, process_count, faulty, recovery, restore)
+    recovery = recovery_of(faulty.events)
+    restores = restores_of(faulty.events, recovery.life)
+    recovery_faults = recovery_problems(scenario, process_count, faulty, recovery, restores)
     equality_faults = equality_problems(baseline, faulty)
     lost = None
     if recovery.last_step is not None and recovery.restored_step is not None:
@@ -164,7 +167,7 @@ def decide_verdict(
         "restored_step": recovery.restored_step,
         "steps_lost": lost,
         "restore_seconds": round(recovery.restore_s or 0.0, 3),
-        "bytes": bytes_by_tier(restore),
+        "bytes": bytes_by_tier(restores),
         "bitwise_equal": not equality_faults,
         "final_loss": _last(losses(faulty.events)),
         "baseline_final_loss": _last(losses(baseline.events)),
@@ -260,7 +263,7 @@ def plot_losses(path: Path, baseline: FinishedRun, faulty: Mapping[str, Finished
     panels = figure.subplots(len(faulty), 1, squeeze=False)
     undisturbed = losses(baseline.events)
     for panel, (name, record) in zip(panels[:, 0], faulty.items(), strict=True):
-        recovery, _ = recovery_of(record.events)
+        recovery = recovery_of(record.events)
         panel.plot(
             list(undisturbed),
             list(undisturbed.values()),
@@ -295,4 +298,4 @@ def write_page(path: Path, baseline: FinishedRun, faulty: Mapping[str, FinishedR
         for name, record in runs.items()
         if record.events
     ]
-    write_report(path, "Runs of the demo", sections)
+    write_whole(path, page_of("Runs of the demo", sections))

@@ -64,8 +64,8 @@ def eckpt_here(*words: object) -> int:
 def add_command(
     monkeypatch: pytest.MonkeyPatch, module: str, *, takes_command: bool = False
 ) -> None:
-    """Add the command ``toy``, which needs the extra ``demo``."""
-    command = Command(module, "a toy", RUN, "demo", takes_command=takes_command)
+    """Add the command ``toy``."""
+    command = Command(module, "a toy", RUN, takes_command=takes_command)
     monkeypatch.setitem(COMMANDS, "toy", command)
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from emergency_ckpt.extras.event_log.records import LoggedEvent
-from emergency_ckpt.tools.report.page import ReportRun, page_of
-from emergency_ckpt.tools.report.reading import read_log
+from emergency_ckpt.tools.report.page import page_of
+from emergency_ckpt.tools.report.reading import ReportRun, read_log
 from emergency_ckpt.tools.survey.explanation import RestoreExplanation, last_restore
 
 __all__ = ["RestoreExplanation", "last_restore", "read_log"]

@@ -37,14 +37,12 @@ class Command:
       module: its module.
       summary: one line for the list of commands, available without importing the module.
       group: the title below which the list has it.
-      extra: the optional dependencies of this package that it needs.
       takes_command: it takes a program and its arguments after ``--``.
     """
 
     module: str
     summary: str
     group: str
-    extra: str = ""
     takes_command: bool = False
 
 
@@ -61,7 +59,6 @@ COMMANDS = {
         f"{_CLI}.inspect.report",
         "print the figures of a run from its event log, and write a page and a trace",
         INSPECT,
-        "report",
     ),
     "plan": Command(
         f"{_CLI}.plan",
@@ -141,7 +138,7 @@ def _run(arguments: list[str]) -> int:
         args = parse(arguments)
         return USAGE_EXIT_CODE if args is None else int(_load(name).run(args))
     except ModuleNotFoundError as error:
-        return _fail(name, _missing_package(name, error))
+        return _fail(name, _missing_package(error))
     except ConfigError as error:
         return _fail(name, str(error))
     except (CheckpointError, OSError) as error:
@@ -247,12 +244,11 @@ def _version() -> str:
         return "not installed (running from a source tree)"
 
 
-def _missing_package(name: str, error: ModuleNotFoundError) -> str:
-    missing, extra = error.name or "", COMMANDS[name].extra
+def _missing_package(error: ModuleNotFoundError) -> str:
+    missing = error.name or ""
     if missing.startswith("emergency_ckpt."):
         return f"this installation lacks {missing}; build and install the package again"
-    package = f"{_DISTRIBUTION}[{extra}]" if extra else _DISTRIBUTION
-    return f"needs the package {missing!r}, which is not installed; pip install '{package}'"
+    return f"needs the package {missing!r}, which is not installed; pip install '{_DISTRIBUTION}'"
 
 
 def _fail(name: str, message: str) -> int:

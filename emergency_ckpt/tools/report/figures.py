@@ -1,18 +1,13 @@
-"""The figures of a run: the use of its time, its recoveries, its restored bytes."""
+"""The figures of a run: the use of its time, and its recoveries."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 from emergency_ckpt.extras.event_log.records import LoggedEvent
-from emergency_ckpt.tools.event_fields import number, text, whole
+from emergency_ckpt.tools.event_fields import number
 from emergency_ckpt.tools.report.lives import JobLife
-
-OWN_RAM = "own RAM"
-STORAGE = "storage"
-UNNAMED_PEERS = "peers"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -120,7 +115,6 @@ class RunRecovery:
       lost_s: recovery point (RPO): seconds of training between the restored step and the last one.
       recovery_s: recovery time (RTO): seconds from the end of training to the first sign of
         training in the new life; None when the new life never trained.
-      away_s: seconds of those until the first event of the new life.
       restore_s: longest ``restore`` of a process, in seconds; None when there was none.
     """
 
@@ -132,7 +126,6 @@ class RunRecovery:
     at_least: bool
     lost_s: float | None
     recovery_s: float | None
-    away_s: float
     restore_s: float | None
 
 
@@ -140,12 +133,9 @@ def recoveries_of(
     lives: Sequence[JobLife], events: Sequence[LoggedEvent]
 ) -> tuple[RunRecovery, ...]:
     """Return one recovery for each life but the first that had something to recover from."""
-    restores: dict[int, list[LoggedEvent]] = {}
-    for event in events:
-        if event.name == "restore.finished":
-            restores.setdefault(event.life, []).append(event)
+    restores = [event for event in events if event.name == "restore.finished"]
     return tuple(
-        _recovery(lives[:index], life, restores.get(life.number, []))
+        _recovery(lives[:index], life, [event for event in restores if event.life == life.number])
         for index, life in enumerate(lives)
         if index
     )
@@ -161,11 +151,7 @@ def _recovery(
     lost = None
     if settled and last.last_step is not None and (back_to is not None or not restores):
         lost = max(0, last.last_step - (back_to or 0))
-    times = [
-        seconds
-        for seconds in (number(event, "seconds") for event in restores)
-        if seconds is not None
-    ]
+    times = [number(event, "seconds") or 0.0 for event in restores]
     return RunRecovery(
         life=life.number,
         last_step=last.last_step,
@@ -175,7 +161,6 @@ def _recovery(
         at_least=not last.every_step,
         lost_s=None if lost is None else _lost_s(trained, back_to or 0),
         recovery_s=_recovery_s(last, life),
-        away_s=max(0.0, life.begin_s - last.stopped_s),
         restore_s=max(times, default=None),
     )
 
@@ -202,73 +187,3 @@ def _recovery_s(last: JobLife, life: JobLife) -> float | None:
         return None
     until_s = life.steps[0][1] if life.every_step and life.steps else life.trains_from_s
     return max(0.0, until_s - last.stopped_s)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class RestoreBytes:
-    """Bytes of one restore of the job: ``bytes_of[process][source]``.
-
-    Attributes:
-      life: number of the life that began with this restore.
-      sources: own RAM, the peers by name, storage; without those that gave nothing.
-    """
-
-    life: int
-    sources: tuple[str, ...]
-    bytes_of: Mapping[int, Mapping[str, int]]
-
-    @property
-    def totals(self) -> dict[str, int]:
-        """Bytes by source, over all processes."""
-        return {
-            source: sum(row.get(source, 0) for row in self.bytes_of.values())
-            for source in self.sources
-        }
-
-
-def byte_sources_of(events: Iterable[LoggedEvent]) -> tuple[RestoreBytes, ...]:
-    """Return the restores in order of their lives, from the newest that each process finished.
-
-    Peers are named where the log has an event for each (``restore.stage.received``); what such
-    events do not account for is under ``UNNAMED_PEERS``.
-    """
-    finished: dict[tuple[int, int], LoggedEvent] = {}
-    received: dict[tuple[int, int, int | None], dict[str, int]] = defaultdict(dict)
-    for event in sorted(events, key=lambda event: event.time_s):
-        if event.process is None:
-            continue
-        key = (event.life, event.process)
-        if event.name == "restore.finished":
-            finished[key] = event
-        elif event.point == "restore.stage.received":
-            holder, size_bytes = text(event, "holder"), whole(event, "size_bytes")
-            if holder and size_bytes:
-                received[*key, whole(event, "step")][holder] = size_bytes  # of the last attempt
-    rows: dict[int, dict[int, dict[str, int]]] = defaultdict(dict)
-    for (life, process), event in finished.items():
-        peers = received.get((life, process, whole(event, "step")), {})
-        rows[life][process] = _row(event, peers)
-    return tuple(_restore(life, rows[life]) for life in sorted(rows))
-
-
-def _row(event: LoggedEvent, peers: Mapping[str, int]) -> dict[str, int]:
-    from_peers = whole(event, "bytes_peer") or 0
-    named = peers if sum(peers.values()) <= from_peers else {}
-    row = {
-        OWN_RAM: whole(event, "bytes_local") or 0,
-        **named,
-        UNNAMED_PEERS: from_peers - sum(named.values()),
-        STORAGE: whole(event, "bytes_persistent") or 0,
-    }
-    return {source: size for source, size in row.items() if size}
-
-
-def _restore(life: int, rows: Mapping[int, Mapping[str, int]]) -> RestoreBytes:
-    used = {source for row in rows.values() for source in row}
-    peers = sorted(used - {OWN_RAM, STORAGE, UNNAMED_PEERS})
-    ordered = [OWN_RAM, *peers, UNNAMED_PEERS, STORAGE]
-    return RestoreBytes(
-        life=life,
-        sources=tuple(source for source in ordered if source in used),
-        bytes_of={process: rows[process] for process in sorted(rows)},
-    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,9 +14,23 @@ from emergency_ckpt.extras.event_log.reader import EventHistory, read_events
 from emergency_ckpt.extras.event_log.records import LoggedEvent
 from emergency_ckpt.tools.event_fields import bounded_text
 from emergency_ckpt.tools.report.lives import number_lives
-from emergency_ckpt.tools.report.page import ReportRun
 
 _MAX_RUN_IDS = 5
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ReportRun:
+    """One run in the page.
+
+    Attributes:
+      title: heading of the run.
+      events: of all processes, numbered by life.
+      warnings: sentences in a box: damaged lines and the like.
+    """
+
+    title: str
+    events: Sequence[LoggedEvent]
+    warnings: Sequence[str] = ()
 
 
 def read_log(directory: Path) -> ReportRun:
@@ -43,7 +58,6 @@ def read_log(directory: Path) -> ReportRun:
     return ReportRun(
         title=f"Run {runs}" if runs else "Run",
         events=run_events(history.events),
-        notes=[f"{count_text(history.files, 'file', 'files')} of events"],
         warnings=warnings,
     )
 

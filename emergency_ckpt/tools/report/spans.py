@@ -10,8 +10,7 @@ from emergency_ckpt.extras.event_log.records import LoggedEvent
 from emergency_ckpt.tools.event_fields import bounded_text, number, text, whole
 from emergency_ckpt.types import LOCAL, PERSISTENT
 
-MAX_SPANS_OF_A_KIND = 3000
-MAX_MARKS = 1000
+MAX_SPANS_OF_A_KIND = 1000
 
 KINDS = (
     "training",
@@ -246,9 +245,3 @@ def thinned(spans: Sequence[Span]) -> tuple[list[Span], int]:
         of_kind.sort(key=lambda span: span.begin_s - span.end_s)
         kept += of_kind[:MAX_SPANS_OF_A_KIND]
     return sorted(kept, key=lambda span: span.begin_s), len(spans) - len(kept)
-
-
-def newest_marks(marks: Sequence[Mark]) -> tuple[list[Mark], int]:
-    """Return the last ``MAX_MARKS`` of ``marks``, and how many were left out."""
-    kept = list(marks[-MAX_MARKS:])
-    return kept, len(marks) - len(kept)

@@ -12,9 +12,10 @@ from emergency_ckpt.tools.report.lives import JobLife, lives_of
 from emergency_ckpt.tools.report.spans import marks_of
 
 MOST_FAILURES = 20
+MOST_RECOVERIES = 100
 
 
-def period_of(events: Sequence[LoggedEvent], lives: Sequence[JobLife]) -> str:
+def _period_of(events: Sequence[LoggedEvent], lives: Sequence[JobLife]) -> str:
     """Return the size of the run, and when the run was."""
     processes = len({event.process for event in events} - {None})
     begin, end = (_clock(choose(event.time_s for event in events)) for choose in (min, max))
@@ -25,7 +26,7 @@ def period_of(events: Sequence[LoggedEvent], lives: Sequence[JobLife]) -> str:
     )
 
 
-def figures_of(
+def _figures_of(
     use: RunGoodput, recoveries: Sequence[RunRecovery], events: Sequence[LoggedEvent]
 ) -> dict[str, str]:
     """Return the figures of the whole run by their names."""
@@ -49,11 +50,11 @@ def summary_lines(events: Sequence[LoggedEvent]) -> list[str]:
     """Return the figures, the recoveries and the newest failures, a line each."""
     lives = lives_of(events)
     recoveries = recoveries_of(lives, events)
-    figures = figures_of(goodput_of(lives, events), recoveries, events)
+    figures = _figures_of(goodput_of(lives, events), recoveries, events)
     begin_s = min(event.time_s for event in events)
     failures = [mark for mark in marks_of(events) if mark.is_failure]
-    lines = [period_of(events, lives), *(f"{name}: {value}" for name, value in figures.items())]
-    lines += [_recovery(recovery) for recovery in recoveries]
+    lines = [_period_of(events, lives), *(f"{name}: {value}" for name, value in figures.items())]
+    lines += [_recovery(recovery) for recovery in recoveries[-MOST_RECOVERIES:]]
     if len(failures) > MOST_FAILURES:
         lines.append(f"{len(failures) - MOST_FAILURES} older failures are left out")
     lines += [
@@ -75,8 +76,10 @@ def _recovery(recovery: RunRecovery) -> str:
         f"life {recovery.life}: back to step {recovery.restored_step or 0} from {tier} after step"
         f" {recovery.last_step}, {least}{steps} lost"
     )
+    if recovery.lost_s is not None:
+        text += f" (RPO {seconds_text(recovery.lost_s)})"
     if recovery.recovery_s is not None:
-        text += f", {seconds_text(recovery.recovery_s)} until training went on"
+        text += f", {seconds_text(recovery.recovery_s)} until training went on (RTO)"
     return text
 
 

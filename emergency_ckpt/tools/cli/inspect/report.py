@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 from emergency_ckpt.tools.cli.output import print_line
-from emergency_ckpt.tools.report.page import write_report, write_whole
+from emergency_ckpt.tools.report.page import page_of, write_whole
 from emergency_ckpt.tools.report.reading import read_log
 from emergency_ckpt.tools.report.summary import summary_lines
 from emergency_ckpt.tools.report.trace import trace_of
@@ -19,8 +19,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``report``."""
     parser.description = (
         "Prints the figures of a run (goodput, steps lost, RPO, RTO) and its failures, and writes"
-        " one HTML file: a timeline of each process, and where the bytes of each restore came from."
-        " The file needs no network. The log may belong to a job that runs; it is only read."
+        " one HTML file with these and a timeline of each process. The file needs no network. The"
+        " log may belong to a job that runs; it is only read."
     )
     parser.epilog = "exit status: 0 written; 1 no such log or no event in it; 2 wrong command line"
     parser.add_argument("directory", type=Path, metavar="EVENT_LOG_DIR", help="the job's event_log")
@@ -43,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
       OSError: a file cannot be read or written.
     """
     read = read_log(args.directory)
-    write_report(args.output, "Report of a training run", [read])
+    write_whole(args.output, page_of("Report of a training run", [read]))
     for warning in read.warnings:
         print_line(f"warning: {warning}")
     for line in summary_lines(read.events):
