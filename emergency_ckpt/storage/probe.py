@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 
 from emergency_ckpt.errors import PersistentTierError
 from emergency_ckpt.storage.directory import StorageDirectory
@@ -42,27 +41,6 @@ def probe_storage(
             error.add_note(f"The file may still be there: {second}")
         raise
     _remove(storage, name, deadline_s)
-
-
-def measure_clock(
-    storage: StorageDirectory, incarnation: str, deadline_s: float
-) -> tuple[float, float]:
-    """Return the seconds by which storage's clock is ahead of this host's, and their uncertainty.
-
-    Measured by the time that storage gives to a file as of ``probe_storage``, removed afterwards.
-    """
-    name = f"probe-{incarnation}"
-    below = f"{HOST_STATE}/{name}"
-    path = storage.path / below
-    begin_s = time.time()
-    try:
-        storage.do("write", f"/{below}", lambda: path.write_bytes(b""), deadline_s)
-        end_s = time.time()
-        written_s = float(storage.do("inspect", f"/{below}", path.stat, deadline_s).mtime)
-    finally:
-        _remove(storage, name, deadline_s)
-    # Some file systems round to whole seconds.
-    return written_s - (begin_s + end_s) / 2, (end_s - begin_s) / 2 + 1
 
 
 def is_left_over(name: str, own: str) -> bool:

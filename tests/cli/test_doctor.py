@@ -76,7 +76,7 @@ def test_doctor_good_host_exits_with_0(
     assert code == 0
     assert {name for name, check in checks.items() if check["status"] == "failure"} == set()
     assert checks["ramdisk"]["text"] == f"{ramdisk} lies on tmpfs, mounted at /dev/shm"
-    assert checks["engine"]["measured"]["copy_crc32c_gb_per_s"] > 0
+    assert checks["engine"]["text"].startswith("CRC32C by ")
     assert [path.name for path in (store / "host_state").iterdir()] == []
 
 
@@ -171,7 +171,6 @@ def test_doctor_blocked_storage_is_a_failure(
     code, checks = doctor(capsys, "--dir", tmp_path)
     assert code == 1
     assert "host_state" in checks["storage"]["text"]
-    assert "clock" not in checks
 
 
 @pytest.fixture
@@ -233,7 +232,6 @@ def test_doctor_bucket_is_tried_and_left_as_it_was() -> None:
     code, checks = run_on_bucket("gs://bucket/run")
     assert code == 0
     assert "generation preconditions are honoured" in checks["storage"]["text"]
-    assert checks["clock"]["status"] == "ok"
     assert checks["state"]["text"].startswith("gs://bucket/run has no step")
     code, checks = run_on_bucket("gs://absent/run")
     assert code == 1

@@ -75,11 +75,10 @@ def survival(world: JobProcess, name: str) -> Any:
     dirs = tuple(world.ramdisk(name, host) for host in HOSTS)
     report = report_survival(Places(local_dirs=dirs), ())
     world.meet()
-    assert report.shards is not None
     outlived = [
         each.name for each in report.losses if each.what == "slice" and each.steps_lost == 0
     ]
-    return [{str(k): v for k, v in report.shards.parts_by_copies.items()}, outlived]
+    return [{str(k): v for k, v in report.shards.items()}, outlived]
 
 
 def chosen(

@@ -7,17 +7,16 @@ a step is whole without some host is decided as a restore decides it.
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Hashable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
 
 from emergency_ckpt.core.address import parse_address, split_holder
 from emergency_ckpt.core.restore.inventory import HolderInventory, Inventory
-from emergency_ckpt.core.wording import count_text
 from emergency_ckpt.errors import ConfigError
 from emergency_ckpt.tools.offline.draining.peer_ram import ask_peers, merged
-from emergency_ckpt.tools.placement_study import Survival, holders_of_parts, survival_of
 from emergency_ckpt.tools.survey.completeness import lacks_of, newest_complete
 from emergency_ckpt.tools.survey.places import Places, SurveyFault
 from emergency_ckpt.tools.survey.survey import Survey, take_survey
@@ -50,8 +49,7 @@ class SurvivalReport(msgspec.Struct, frozen=True):
     Attributes:
       step: the newest whole step in RAM, None without one; of ``run_id``, in ``incarnation``.
       stored_step: the newest in storage.
-      seen, processes: of the job of that step, the processes whose RAM was read, and all of them.
-      shards, host_states: copies by host.
+      shards, host_states: the number of parts by the number of hosts that hold each.
       losses: of each host, and of each slice where there are several.
     """
 
@@ -60,10 +58,8 @@ class SurvivalReport(msgspec.Struct, frozen=True):
     incarnation: str
     stored_step: int | None
     hosts: int
-    seen: int
-    processes: int
-    shards: Survival | None
-    host_states: Survival | None
+    shards: Mapping[int, int]
+    host_states: Mapping[int, int]
     losses: tuple[Loss, ...]
     faults: tuple[SurveyFault, ...]
 
@@ -92,50 +88,46 @@ def report_survival(places: Places, peers: Sequence[str]) -> SurvivalReport:
     inventory, holders, faults = _holders_of(survey, run_id, places, peers)
     if places.local_dirs or places.directory:  # else the survey only says that there is nothing
         faults = [*survey.faults, *faults]
-    stored = [
+    stored_steps = [
         step.step
         for step in survey.of(PERSISTENT)
         if step.state == "whole" and step.run_id in ("", run_id)
     ]
-    stored_step = max(stored, default=None)
+    stored_step = max(stored_steps, default=None)
     save = newest_complete(inventory)
     hosts = sorted({holder.host for holder in holders})
-    if save is None:
-        return SurvivalReport(
-            run_id, None, "", stored_step, len(hosts), 0, 0, None, None, (), tuple(faults)
-        )
-    units = [
-        ("host", host, [holder for holder in holders if holder.host != host]) for host in hosts
-    ]
     slices = sorted({holder.slice_index for holder in holders if holder.slice_index is not None})
-    for number in slices if len(slices) > 1 else ():
-        left = [holder for holder in holders if holder.slice_index != number]
-        units.append(("slice", str(number), left))
-    losses = [_loss(*unit, inventory, save, stored_step) for unit in units]
-    shards, host_states = _copies(inventory, holders, save, len(hosts))
+    losses: list[Loss] = []
+    if save is not None:
+        for host in hosts:
+            others = [holder for holder in holders if holder.host != host]
+            losses.append(_loss("host", host, others, inventory, save, stored_step))
+        for number in slices if len(slices) > 1 else ():
+            others = [holder for holder in holders if holder.slice_index != number]
+            losses.append(_loss("slice", str(number), others, inventory, save, stored_step))
     return SurvivalReport(
         run_id=run_id,
-        step=save.step,
-        incarnation=save.incarnation,
+        step=None if save is None else save.step,
+        incarnation="" if save is None else save.incarnation,
         stored_step=stored_step,
         hosts=len(hosts),
-        seen=_processes_with(save, holders),
-        processes=max(
-            (h.count for holder in inventory.holders for h in holder.host_states if h.save == save),
-            default=0,
+        shards=_copies(
+            (holder.host, contents.shard_id(index))
+            for holder in holders
+            for manifest in holder.inventory.tensors
+            if manifest.save == save
+            if (contents := inventory.manifests.get(manifest.digest))
+            for index, entry in enumerate(contents.shards)
+            if entry.nbytes
         ),
-        shards=shards,
-        host_states=host_states,
+        host_states=_copies(
+            (holder.host, host_state.owner)
+            for holder in holders
+            for host_state in holder.inventory.host_states
+            if host_state.save == save
+        ),
         losses=tuple(losses),
         faults=tuple(faults),
-    )
-
-
-def copies_text(survival: Survival) -> str:
-    """Return the number of parts by their copies, in words."""
-    return ", ".join(
-        f"{parts} with {count_text(copies, 'copy', 'copies')}"
-        for copies, parts in survival.parts_by_copies.items()
     )
 
 
@@ -165,18 +157,6 @@ def _holders_of(
         host = own if answer.process_index is None else read.get(answer.process_index, own)
         holders.append(_Holder(answer, host, None, answer.process_index))
     return merged(inventory, asked, manifests), holders, faults
-
-
-def _processes_with(save: SaveId, holders: Iterable[_Holder]) -> int:
-    """Return the number of processes whose part of ``save`` was read, each once."""
-    seen: set[int] = set()
-    count = 0
-    for holder in holders:
-        if holder.process not in seen:
-            count += sum(manifest.save == save for manifest in holder.inventory.tensors)
-        if holder.process is not None:
-            seen.add(holder.process)
-    return count
 
 
 def _host_name(address: str) -> str:
@@ -213,31 +193,13 @@ def _loss(
     return Loss(what, name, left_step, steps_lost, missing, in_storage > in_ram)
 
 
-def _copies(
-    inventory: Inventory, holders: Iterable[_Holder], save: SaveId, hosts: int
-) -> tuple[Survival, Survival]:
-    """Return the copies of the save's shards and of its host states, by host.
+def _copies(held_parts: Iterable[tuple[str, Hashable]]) -> dict[int, int]:
+    """Return the number of parts by their copies, from the hosts and the parts that they hold.
 
     Shards of different boxes count as different parts, also where they overlap, so that no more
     copies are counted than there are.
     """
-    shards: dict[str, set[Hashable]] = {}
-    states: dict[str, set[Hashable]] = {}
-    for holder, host, _, _ in holders:
-        for manifest in holder.tensors:
-            contents = inventory.manifests.get(manifest.digest)
-            if manifest.save == save and contents is not None:
-                own = shards.setdefault(host, set())
-                own.update(
-                    contents.shard_id(index)
-                    for index, entry in enumerate(contents.shards)
-                    if entry.nbytes
-                )
-        documents = {
-            host_state.owner for host_state in holder.host_states if host_state.save == save
-        }
-        states.setdefault(host, set()).update(documents)
-    return (
-        survival_of(holders_of_parts(shards).values(), hosts),
-        survival_of(holders_of_parts(states).values(), hosts),
-    )
+    hosts_of_parts: dict[Hashable, set[str]] = {}
+    for host, part in held_parts:
+        hosts_of_parts.setdefault(part, set()).add(host)
+    return dict(sorted(Counter(map(len, hosts_of_parts.values())).items()))

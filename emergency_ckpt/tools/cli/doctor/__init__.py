@@ -1,8 +1,8 @@
 """``eckpt doctor``: checks of a host before a job starts there.
 
 1. ``checks``: versions and the native engine; the secret, addresses, peers; storage, where a small
-   file is written, read and removed, its clock and the size of the newest step; the ramdisk, its
-   owner, room, pages and memory; the copies of the newest step in RAM, and what a lost host costs.
+   file is written, read and removed, and the size of the newest step; the ramdisk, its owner, room,
+   pages and memory.
 2. ``findings``: what a check finds; ``sizing``: the options that tell the size of a slot.
 
 Only the check of storage writes, and it removes what it has written. ``--clean`` and ``--adopt``
@@ -60,20 +60,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.epilog = _EPILOG
     parser.add_argument(
-        "--local-dir",
-        type=Path,
-        action="append",
-        default=[],
-        dest="local_dirs",
-        metavar="DIR",
-        help="the ramdisk directory of this host; repeated, also of other hosts, of which only the"
-        " copies are counted (needs --run-id)",
+        "--local-dir", type=Path, metavar="DIR", help="the ramdisk directory of this host"
     )
     parser.add_argument("--dir", help="the persistent directory: a path, or a URL such as gs://")
     parser.add_argument(
         "--run-id",
-        help="the run: its files on the ramdisk are room for it, and the copies of its newest step"
-        " there and at --peers are counted",
+        help="the run: its files on the ramdisk are room for it, and --peers are of it",
     )
     add_size(parser)
     add_host_state(parser)
@@ -151,10 +143,6 @@ def run(args: argparse.Namespace) -> int:
 
 def _check(args: argparse.Namespace) -> None:
     check_size(args, "eckpt doctor")
-    args.local_dir = args.local_dirs[0] if args.local_dirs else None
-    if len(args.local_dirs) > 1 and (args.clean or args.adopt or args.run_id is None):
-        problem = "--local-dir more than once needs --run-id, and is for the checks alone"
-        raise ConfigError([problem], target="eckpt doctor")
     if args.yes and not args.clean:
         raise ConfigError(["--yes needs --clean"], target="eckpt doctor")
     if args.served and not (args.clean and args.run_id and args.peers):
@@ -169,7 +157,6 @@ def _check(args: argparse.Namespace) -> None:
 def _findings(args: argparse.Namespace) -> Iterator[Finding]:
     # Imported here, so that `eckpt doctor --help` does not import numpy and the storage clients.
     from emergency_ckpt.tools.cli.doctor import checks  # noqa: PLC0415
-    from emergency_ckpt.tools.survey.places import Places  # noqa: PLC0415
 
     yield checks.check_versions()
     yield checks.check_engine()
@@ -181,11 +168,8 @@ def _findings(args: argparse.Namespace) -> Iterator[Finding]:
     if args.bind_host is not None:
         yield checks.check_bind(args.bind_host, args.bind_port)
     yield from checks.check_peers(args.peers, args.bind_host, args.run_id, secret, args.timeout)
-    directory = ""
     if args.dir is not None:
-        tried = checks.check_storage(args.dir, f"doctor-{secrets.token_hex(8)}", args.timeout)
-        yield from tried
-        directory = "" if worst(tried) == "failure" else args.dir
+        yield checks.check_storage(args.dir, f"doctor-{secrets.token_hex(8)}", args.timeout)
     state_bytes = given_bytes(args)
     if state_bytes is None and args.dir is not None:
         finding, state_bytes = checks.newest_state_bytes(args.dir, args.timeout)
@@ -197,16 +181,6 @@ def _findings(args: argparse.Namespace) -> Iterator[Finding]:
             spare_bytes = args.processes * slot_bytes(args, state_bytes)
             yield _slots(args, needed_bytes)
         yield from checks.check_ramdisk(args.local_dir, args.run_id, needed_bytes, spare_bytes)
-    peers = args.peers if secret is not None else ()
-    if args.run_id is not None and (args.local_dirs or peers):
-        places = Places(
-            local_dirs=tuple(dict.fromkeys(args.local_dirs)),
-            directory=directory,
-            run_id=args.run_id,
-            secret=None if secret is None else secret.value,
-            timeout_s=args.timeout,
-        )
-        yield checks.check_copies(places, peers)
 
 
 def _slots(args: argparse.Namespace, needed_bytes: int) -> Finding:

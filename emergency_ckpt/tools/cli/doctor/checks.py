@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import ipaddress
 import os
 import platform
@@ -11,42 +10,34 @@ import re
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
 from pathlib import Path
 
-import numpy as np
 from packaging.requirements import Requirement
 
 from emergency_ckpt import _native, files
 from emergency_ckpt.core.address import format_address, parse_address, split_holder
 from emergency_ckpt.core.memory_limit import MemoryLimit, fits_limits, tightest
-from emergency_ckpt.core.wording import count_text, size_text
+from emergency_ckpt.core.wording import size_text
 from emergency_ckpt.errors import CheckpointError, ConfigError
 from emergency_ckpt.ram.host_memory import RAM_FILE_SYSTEMS, Mount, memory_limits, mount_of
 from emergency_ckpt.ram.other_runs import left_runs
 from emergency_ckpt.ram.ownership import open_local_dir, open_run_directory
 from emergency_ckpt.run_secret import SECRET_VARIABLE, OwnSecret, own_secret
 from emergency_ckpt.storage.directory import StorageDirectory
-from emergency_ckpt.storage.probe import measure_clock, probe_storage
+from emergency_ckpt.storage.probe import probe_storage
 from emergency_ckpt.tools.cli.doctor.findings import Finding
-from emergency_ckpt.tools.offline.survival import SurvivalReport, copies_text, report_survival
-from emergency_ckpt.tools.survey.places import Places
 from emergency_ckpt.transfer.client import TransferClient
 from emergency_ckpt.transfer.pool import UnprovedPeer
 
 _DISTRIBUTION = "emergency-ckpt"
 _NAMED = ("jax", "jaxlib", "orbax-checkpoint", "tensorstore", "numpy")
-_MEASURED_BYTES = 64 << 20
-_ROUNDS = 3
 _AT_ONCE = 16
-_SKEW_S = 30.0
-"""Above it the times in logs may mislead people who read them."""
 _COUNT = re.compile(r"(\d{1,6})(?:\(x\d{1,6}\))?", re.ASCII)
 """A number of Slurm's, equal on all nodes: ``8(x4)``."""
 _MEMORY = Path("/proc/meminfo")
-_SHMEM_PAGES = Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
 _LARGE = frozenset({"always", "within_size", "advise"})
 
 
@@ -121,15 +112,12 @@ def check_link() -> Finding:
 
 
 def check_engine() -> Finding:
-    """Return the native engine's CRC32C and its speed beside a plain copy. Takes half a second."""
+    """Return how the native engine computes CRC32Cs."""
     kind = _native.implementation()
-    copy_gb_s, plain_gb_s = _speeds()
-    measured = {"copy_crc32c_gb_per_s": copy_gb_s, "memcpy_gb_per_s": plain_gb_s}
-    text = f"CRC32C by {kind}: copies {copy_gb_s:.1f} GB/s, memcpy {plain_gb_s:.1f} GB/s"
     if kind == "portable":
         mend = "Run on a processor with SSE 4.2 or ARMv8 CRC instructions; saves take longer here."
-        return Finding("engine", "warning", text, mend, measured)
-    return Finding("engine", "ok", text, measured=measured)
+        return Finding("engine", "warning", f"CRC32C by {kind}", mend)
+    return Finding("engine", "ok", f"CRC32C by {kind}")
 
 
 def _version(name: str) -> str | None:
@@ -137,34 +125,6 @@ def _version(name: str) -> str | None:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
         return None
-
-
-def _speeds() -> tuple[float, float]:
-    """Return GB/s of a copy with CRC32C and of a plain copy, one thread each, best of three."""
-    source = np.full(_MEASURED_BYTES, 7, np.uint8)
-    fd = os.memfd_create("eckpt-doctor")
-    try:
-        os.ftruncate(fd, _MEASURED_BYTES)
-        mapping = _native.Mapping(fd, _MEASURED_BYTES, writable=True)
-    finally:
-        os.close(fd)
-    target = np.zeros_like(source)
-    try:
-        _native.prefault(mapping, 0, _MEASURED_BYTES, 1)
-        checked_s = _best_s(lambda: _native.copy_crc32c(mapping, [(source, 0)], 1))
-        plain_s = _best_s(lambda: np.copyto(target, source))
-    finally:
-        mapping.close()
-    return _MEASURED_BYTES / 1e9 / checked_s, _MEASURED_BYTES / 1e9 / plain_s
-
-
-def _best_s(work: Callable[[], object]) -> float:
-    def once_s() -> float:
-        begin_s = time.perf_counter()
-        work()
-        return time.perf_counter() - begin_s
-
-    return min(once_s() for _ in range(_ROUNDS))
 
 
 def check_secret(
@@ -212,10 +172,7 @@ def check_peers(
     client = None
     if run_id is not None and secret is not None:
         client = TransferClient(run_id=run_id, secret=secret.value, connect_timeout_s=timeout_s)
-    with contextlib.ExitStack() as stack:
-        if client is not None:
-            stack.enter_context(client)
-        pool = stack.enter_context(ThreadPoolExecutor(_AT_ONCE, "eckpt-peers"))
+    with client or contextlib.nullcontext(), ThreadPoolExecutor(_AT_ONCE, "eckpt-peers") as pool:
         looks = [pool.submit(_peer, peer, bind_host, client, timeout_s) for peer in peers]
         return [look.result() for look in looks]
 
@@ -253,33 +210,22 @@ def _is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def check_storage(directory: str, name: str, timeout_s: float) -> list[Finding]:
-    """Write, read and remove small files there, as a start does. Blocks for ``timeout_s``.
+def check_storage(directory: str, name: str, timeout_s: float) -> Finding:
+    """Write, read and remove a small file there, as a start does. Blocks for ``timeout_s``.
 
-    ``name``: part of the files' names that nobody else uses.
+    ``name``: part of the file's name that nobody else uses.
     """
     storage = StorageDirectory(directory, timeout_s)
     deadline_s = time.monotonic() + timeout_s
     try:
         probe_storage(storage, name, deadline_s, conditions=True)
-        ahead_s, doubt_s = measure_clock(storage, name, deadline_s)
     except CheckpointError as error:
         mend = _sentence(error.hint or "check that the directory is reachable and writable")
         problem = f"{error.operation} {error.target}: {error.problem}"
-        return [Finding("storage", "failure", problem, mend)]
+        return Finding("storage", "failure", problem, mend)
     honoured = "generation preconditions are" if storage.is_object_store else "'create if new' is"
     text = f"{directory} takes, returns and removes a file, and {honoured} honoured"
-    return [Finding("storage", "ok", text), _clock(ahead_s, doubt_s)]
-
-
-def _clock(ahead_s: float, doubt_s: float) -> Finding:
-    """Return the finding about this host's clock, of which the storage's is ``ahead_s`` ahead."""
-    measured = {"storage_ahead_s": ahead_s, "uncertainty_s": doubt_s}
-    side = "ahead of" if ahead_s >= 0 else "behind"
-    text = f"storage's clock is {abs(ahead_s):.1f} s {side} this host's (within {doubt_s:.1f} s)"
-    if abs(ahead_s) <= _SKEW_S + doubt_s:
-        return Finding("clock", "ok", text, measured=measured)
-    return Finding("clock", "warning", text, "Synchronise this host's clock (NTP).", measured)
+    return Finding("storage", "ok", text)
 
 
 def newest_state_bytes(directory: str, timeout_s: float) -> tuple[Finding, int | None]:
@@ -302,7 +248,7 @@ def newest_state_bytes(directory: str, timeout_s: float) -> tuple[Finding, int |
 
 
 def check_ramdisk(
-    local_dir: Path, run_id: str | None, needed_bytes: int | None, spare_bytes: int = 0
+    local_dir: Path, run_id: str | None, needed_bytes: int | None, spare_bytes: int
 ) -> list[Finding]:
     """Return the findings about a local directory, which need not exist.
 
@@ -394,12 +340,9 @@ def _room(
 def _pages(mount: Mount | None) -> Finding:
     if mount is None or mount.kind != "tmpfs":
         return Finding("pages", "ok", "only a tmpfs has a choice of pages")
-    wanted, forced = mount.option("huge"), _kernel_choice()
-    if forced == "deny":
-        mend = f"echo never > {_SHMEM_PAGES}, and mount the tmpfs with huge=within_size."
-        return Finding("pages", "warning", "the kernel denies large pages to every tmpfs", mend)
-    if wanted in _LARGE or forced == "force":
-        return Finding("pages", "ok", f"the tmpfs has large pages (huge={wanted or forced})")
+    wanted = mount.option("huge")
+    if wanted in _LARGE:
+        return Finding("pages", "ok", f"the tmpfs has large pages (huge={wanted})")
     text = f"{mount.point} has pages of 4 KiB (huge={wanted or 'never'})"
     mend = (
         "Mount a tmpfs with huge=within_size: a first save, a check and a restore after a loss"
@@ -449,57 +392,5 @@ def _nearest(path: Path) -> Path:
     return next(directory for directory in (path, *path.parents) if directory.is_dir())
 
 
-def _kernel_choice() -> str:
-    try:
-        text = _SHMEM_PAGES.read_text()
-    except OSError:
-        return ""
-    return text.partition("[")[2].partition("]")[0]
-
-
 def _sentence(text: str) -> str:
     return f"{text[:1].upper()}{text[1:].rstrip('.')}." if text else ""
-
-
-def check_copies(places: Places, peers: tuple[str, ...]) -> Finding:
-    """Return the finding about the newest step of ``places.run_id`` in RAM. Blocks; reads only.
-
-    A part is said to lack a copy only where the RAM of all processes of the job was read, because
-    any other process may have one.
-    """
-    run_id = places.run_id or ""
-    dirs = tuple(path for path in places.local_dirs if os.path.exists(path / run_id))
-    if not (dirs or peers):
-        return Finding("copies", "ok", f"no step of run {run_id!r} is in RAM")
-    report = report_survival(dataclasses.replace(places, local_dirs=dirs), peers)
-    finding = _of_report(report, f"run {run_id!r}")
-    if not report.faults:
-        return finding
-    fault = report.faults[0]
-    text = f"{finding.text}; {count_text(len(report.faults), 'fault', 'faults')}: {fault.where}"
-    mend = finding.mend or "'eckpt ls --survives' lists the faults."
-    return Finding("copies", "warning", f"{text}: {fault.problem}", mend, finding.measured)
-
-
-def _of_report(report: SurvivalReport, run: str) -> Finding:
-    hosts = count_text(report.hosts, "host", "hosts")
-    others = "give each other host's ramdisk (--local-dir), or --peers and the secret, to count"
-    if report.step is None or report.shards is None:
-        return Finding("copies", "ok", f"no whole step of {run} on {hosts}; {others} copies")
-    if report.seen < report.processes:
-        seen = f"{report.seen} of {count_text(report.processes, 'process', 'processes')}"
-        return Finding("copies", "ok", f"step {report.step}: the RAM of {seen} was read; {others}")
-    measured = {"step": report.step, "hosts": report.hosts}
-    text = f"step {report.step} on {hosts}: {copies_text(report.shards)} of its parts"
-    costly = [loss for loss in report.losses if loss.steps_lost != 0]
-    if not costly:
-        return Finding("copies", "ok", f"{text}; no one host's loss costs it", measured=measured)
-    worst = min(costly, key=lambda loss: -1 if loss.left_step is None else loss.left_step)
-    left = "nothing" if worst.left_step is None else f"step {worst.left_step}"
-    more = f", and {len(costly) - 1} others do too" if len(costly) > 1 else ""
-    text += f"; the loss of {worst.what} {worst.name} costs it, and leaves {left}{more}"
-    mend = (
-        "Along an axis of the mesh over several hosts that the state is not split on (replica_axis)"
-        " each part has a second copy; else save to storage more often."
-    )
-    return Finding("copies", "warning", text, mend, measured)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from emergency_ckpt.core.wording import count_text
@@ -13,7 +14,6 @@ from emergency_ckpt.tools.cli.output import print_line
 
 if TYPE_CHECKING:
     from emergency_ckpt.tools.offline.survival import Loss, SurvivalReport
-    from emergency_ckpt.tools.placement_study import Survival
 
 
 def run(args: argparse.Namespace) -> int:
@@ -53,18 +53,19 @@ def _print(report: SurvivalReport) -> None:
     tables.print_faults(report.faults)
 
 
-def _print_copies(what: str, survival: Survival | None) -> None:
-    if survival is None or not survival.parts_by_copies:
+def _print_copies(what: str, parts_by_copies: Mapping[int, int]) -> None:
+    if not parts_by_copies:
         return
-    from emergency_ckpt.tools.offline.survival import copies_text  # noqa: PLC0415 - as in run
-
-    copies = copies_text(survival)
-    pairs = f"{survival.fatal_pairs} of {survival.pairs} pairs of hosts would be fatal"
-    if survival.may_fail > 0:
-        lost = count_text(survival.may_fail, "host", "hosts")
-        print_line(f"{what}: {copies}; RAM outlives the loss of any {lost}; {pairs}")
-    else:
-        print_line(f"{what}: {copies}; the loss of 1 host costs some of them in RAM")
+    copies_text = ", ".join(
+        f"{parts} with {count_text(copies, 'copy', 'copies')}"
+        for copies, parts in parts_by_copies.items()
+    )
+    may_fail = min(parts_by_copies) - 1
+    lost = count_text(may_fail, "host", "hosts")
+    outcome = f"RAM outlives the loss of any {lost}"
+    if may_fail == 0:
+        outcome = "the loss of 1 host costs some of them in RAM"
+    print_line(f"{what}: {copies_text}; {outcome}")
 
 
 def _row(loss: Loss) -> list[str]:
