@@ -42,18 +42,10 @@ from emergency_ckpt.cluster.peers import fetch_contents
 from emergency_ckpt.core.boxes import describe, divide, relative, shape_of, slices, volume
 from emergency_ckpt.core.placement.placement_policies import RetainedShards
 from emergency_ckpt.core.restore.inventory import Quarantined
-from emergency_ckpt.core.restore.part import (
-    fetch_groups,
-    missing_shards,
-    own_shards,
-)
+from emergency_ckpt.core.restore.part import fetch_groups, missing_shards, own_shards
 from emergency_ckpt.core.restore.plan_types import Copies, FetchGroup, TargetSet
 from emergency_ckpt.core.shard_layout import Layout, lay_out
-from emergency_ckpt.errors import (
-    CheckpointError,
-    RamdiskFull,
-    RestoreFailed,
-)
+from emergency_ckpt.errors import CheckpointError, RamdiskFull, RestoreFailed
 from emergency_ckpt.events import EventSink
 from emergency_ckpt.ram.manifest import build_contents
 from emergency_ckpt.ram.tier import LocalTier, SlotWriter
@@ -68,6 +60,7 @@ from emergency_ckpt.work_progress import WorkProgress
 
 _View = Callable[[], npt.NDArray[np.uint8]]
 
+_MAX_SOURCES_AT_ONCE = 8
 
 _GRACE_S = 5.0
 """Added to the time of the calls to holders, whose own errors are more precise."""
@@ -199,6 +192,7 @@ class ShardCollection:
         self._expendable = expendable
         self.gathered: str | None = None
         self.held = HeldShards()
+        self._contents: dict[str, Contents] = {}  # by digest: own manifests, and others in use
         self._readings = ExitStack()
         self._readers: dict[str, Callable[[int], npt.NDArray[np.uint8]]] = {}
         self._progress = calls.progress
@@ -218,8 +212,15 @@ class ShardCollection:
         shards too. The exit blocks until nothing is written any more. The iterable or the exit
         raises CopiesFailed when no sources are left, or HolderUnreachable.
         """
+
+        def collect() -> None:
+            try:
+                self._collect(copies)
+            finally:
+                self._arrivals.end()
+
         with self._readings, ThreadPoolExecutor(1, "eckpt-collect") as pool:
-            collected = pool.submit(self._collect, copies)
+            collected = pool.submit(collect)
 
             def arrivals() -> Generator[Sequence[ShardId]]:
                 yield from self._arrivals
@@ -235,83 +236,44 @@ class ShardCollection:
             collected.result()
 
     def _collect(self, copies: Copies) -> None:
-        try:
-            self._bring(copies)
-        finally:
-            self._arrivals.end()
-
-    def _bring(self, copies: Copies) -> None:
-        if self._loaded is not None:
-            self._readings.enter_context(self._loaded.transfer())
-        contents = {own.digest: self._own_contents(own.digest) for own in copies.own}
-        own = own_shards(self._in_order(copies), self._targets, contents)
+        """Verify own shards, choose holders of the missing ones, and receive these."""
+        loaded = self._loaded
+        if loaded is not None:
+            self._readings.enter_context(loaded.transfer())
+            # The part read from storage is used first, or last once a slot has all of it.
+            in_order = sorted(
+                copies.own, key=lambda own: (own.digest == loaded.digest) != loaded.is_open
+            )
+            copies = msgspec.structs.replace(copies, own=tuple(in_order))
+        for manifest in copies.own:
+            self._contents[manifest.digest] = self._own_contents(manifest.digest)
+        own = own_shards(copies, self._targets, self._contents)
+        present: set[ShardId] = set()
         for group in own:
-            self.held.know(contents[group.digest].leaves)
-        present = {contents[g.digest].shard_id(index) for g in own for index in g.shards}
+            contents = self._contents[group.digest]
+            self.held.know(contents.leaves)
+            present.update(map(contents.shard_id, group.shards))
         missing = missing_shards(copies, self._targets, present)
-        self._progress.begin("shards", _size_bytes(own, contents))
-        own, damaged = self._verify_own(own, contents, in_place=not missing)
-
-        def contents_of(digest: str, holders: Sequence[str]) -> Contents:
-            if digest not in contents:
-                contents[digest] = self._fetcher.contents_from(digest, holders)
-                self.held.know(contents[digest].leaves)
-            return contents[digest]
-
+        self._progress.begin("shards", self._size_bytes(own))
+        own, damaged = self._verify_own(own, in_place=not missing)
         lost = {*missing, *damaged}
-        groups = fetch_groups(copies, self._targets, lost, self._me, contents_of) if lost else []
+        groups: list[FetchGroup] = []
+        if lost:
+            groups = fetch_groups(copies, self._targets, lost, self._me, self._contents_from)
         if sum(len(group.shards) for group in groups) < len(lost):
             raise CopiesFailed(self._save.step, self._fetcher.unusable)
-        self._progress.expect(_size_bytes(groups, contents))
-        self._receive(own, groups, contents)
+        self._progress.expect(self._size_bytes(groups))
+        self._receive(own, groups)
 
-    def _in_order(self, copies: Copies) -> Copies:
-        """Return ``copies`` with the part read from storage first, or last once a slot has it."""
-        loaded = self._loaded
-        if loaded is None:
-            return copies
-        own = sorted(copies.own, key=lambda own: (own.digest == loaded.digest) != loaded.is_open)
-        return msgspec.structs.replace(copies, own=tuple(own))
-
-    def _loaded_as(self, digest: str) -> LoadedPart | None:
-        """Return the part read from storage, if ``digest`` is its digest."""
-        loaded = self._loaded
-        return None if loaded is None or loaded.digest != digest else loaded
-
-    def _receive(
-        self,
-        own: Sequence[FetchGroup],
-        groups: Sequence[FetchGroup],
-        contents: Mapping[str, Contents],
-    ) -> None:
-        """Fetch all missing shards to where they are used, beside the intact own shards."""
-        loaded = self._loaded
-        for group in own:
-            if self._loaded_as(group.digest):
-                self._locate(group.digest, group.shards)
-        own = [group for group in own if not self._loaded_as(group.digest)]
-        if loaded is not None and loaded.is_open:
-            places = {placed.shard for placed in loaded.layout.shards}
-            into, used = _divide(groups, contents, places)
-            own_into, own = _divide(own, contents, places)
-            self._complete(loaded, own_into, into, contents)
-        else:
-            into, used = _divide(groups, contents, self._retained)
-            if into:
-                # The kept shards go into one slot, so that the old slots are free.
-                own_into, own_used = _divide(own, contents, self._retained)
-                if self._gather_into_slot(own_into, into, contents):
-                    own = own_used
-                else:
-                    used = [*into, *used]
-        for group in own:
-            self._locate(group.digest, group.shards)
-        if used:
-            layout = _layout(contents, used)
-            self._fill(Scratch(layout.size_bytes), layout, (), used, contents)
+    def _contents_from(self, digest: str, holders: Sequence[str]) -> Contents:
+        """Return a manifest of this process, or else one from ``holders``."""
+        if digest not in self._contents:
+            self._contents[digest] = self._fetcher.contents_from(digest, holders)
+            self.held.know(self._contents[digest].leaves)
+        return self._contents[digest]
 
     def _verify_own(
-        self, groups: Sequence[FetchGroup], contents: Mapping[str, Contents], *, in_place: bool
+        self, groups: Sequence[FetchGroup], *, in_place: bool
     ) -> tuple[list[FetchGroup], list[ShardId]]:
         """Return the own shards that are intact, and those that are not.
 
@@ -320,36 +282,42 @@ class ShardCollection:
         own: list[FetchGroup] = []
         lost: list[ShardId] = []
         for group in groups:
-            of, intact = contents[group.digest], list[int]()
+            digest, of = group.digest, self._contents[group.digest]
+            intact: list[int] = []
             for batch in _batches(group.shards, of):
-                loaded = self._loaded_as(group.digest)
-                bad = dict(
-                    self._tier.verify(group.digest, batch)
-                    if loaded is None
-                    else loaded.verify(batch)
+                loaded = self._loaded_as(digest)
+                damaged = (
+                    self._tier.verify(digest, batch) if loaded is None else loaded.verify(batch)
                 )
+                bad = dict(damaged)
                 self._progress.add(sum(of.shards[shard].nbytes for shard in batch))
                 good = [shard for shard in batch if shard not in bad]
                 intact += good
                 if in_place:
-                    self._locate(group.digest, good)
+                    self._locate(digest, good)
                 for shard, actual in bad.items():
                     detail = f"CRC32C {actual:08x}, expected {of.shards[shard].crc32c:08x}"
-                    self._tier.quarantine(group.digest, shard, detail)
-                    copy = Quarantined(self._me, group.digest, shard)
-                    self._fetcher.mark_failed(copy, of, detail)
+                    self._tier.quarantine(digest, shard, detail)
+                    self._fetcher.mark_failed(Quarantined(self._me, digest, shard), of, detail)
                     lost.append(of.shard_id(shard))
-            own.append(FetchGroup(group.digest, tuple(intact), ()))
+            own.append(FetchGroup(digest, tuple(intact), ()))
         return own, lost
 
     def _own_contents(self, digest: str) -> Contents:
+        """Return a manifest of this process. CopiesFailed when it is not here any more."""
         loaded = self._loaded_as(digest)
         contents = self._tier.contents(digest) if loaded is None else loaded.contents
         if contents is None:
             raise CopiesFailed(self._save.step, [Quarantined(self._me, digest)])
         return contents
 
+    def _loaded_as(self, digest: str) -> LoadedPart | None:
+        """Return the part read from storage, if ``digest`` is its digest."""
+        loaded = self._loaded
+        return None if loaded is None or loaded.digest != digest else loaded
+
     def _locate(self, digest: str, shards: Sequence[int]) -> None:
+        """Note own shards where they are."""
         if not shards:
             return
         contents, loaded = self._own_contents(digest), self._loaded_as(digest)
@@ -362,18 +330,40 @@ class ShardCollection:
             if self._put(contents.shard_id(shard), view):
                 self._fetcher.tally.local += contents.shards[shard].nbytes
 
-    def _gather_into_slot(
-        self,
-        own: Sequence[FetchGroup],
-        groups: Sequence[FetchGroup],
-        contents: Mapping[str, Contents],
-    ) -> bool:
+    def _receive(self, own: Sequence[FetchGroup], groups: Sequence[FetchGroup]) -> None:
+        """Fetch all missing shards to where they are used, beside the intact own shards."""
+        loaded = self._loaded
+        for group in own:
+            if self._loaded_as(group.digest):
+                self._locate(group.digest, group.shards)
+        own = [group for group in own if not self._loaded_as(group.digest)]
+        if loaded is not None and loaded.is_open:
+            places = {placed.shard for placed in loaded.layout.shards}
+            into, used = self._divide(groups, places)
+            own_into, own = self._divide(own, places)
+            self._complete(loaded, own_into, into)
+        else:
+            into, used = self._divide(groups, self._retained)
+            if into:
+                # The kept shards go into one slot, so that the old slots are free.
+                own_into, own_used = self._divide(own, self._retained)
+                if self._gather_into_slot(own_into, into):
+                    own = own_used
+                else:
+                    used = [*into, *used]
+        for group in own:
+            self._locate(group.digest, group.shards)
+        if used:
+            layout = self._lay_out(used)
+            self._fill(Scratch(layout.size_bytes), layout, (), used)
+
+    def _gather_into_slot(self, own: Sequence[FetchGroup], groups: Sequence[FetchGroup]) -> bool:
         """Copy and fetch all kept shards into one free slot, and publish the slot.
 
         So this host again has all shards that it keeps, and its old slots are free. If there is no
         room for a slot, do nothing and return False.
         """
-        layout = _layout(contents, [*own, *groups])
+        layout = self._lay_out([*own, *groups])
         writer = self._room.begin_write(
             self._save, layout, expendable=self._expendable, sources=[self._save]
         )
@@ -383,16 +373,12 @@ class ShardCollection:
             # The bytes are read from this slot to the end, also after the slot is published.
             self._readings.callback(writer.pin().end)
             self._readings.enter_context(writer.mapped.transfer())
-            crcs = self._fill(writer, layout, own, groups, contents)
-            self._publish(writer, layout, crcs, next(iter(contents.values())).leaves)
+            crcs = self._fill(writer, layout, own, groups)
+            self._publish(writer, layout, crcs, next(iter(self._contents.values())).leaves)
         return True
 
     def _complete(
-        self,
-        loaded: LoadedPart,
-        own: Sequence[FetchGroup],
-        groups: Sequence[FetchGroup],
-        contents: Mapping[str, Contents],
+        self, loaded: LoadedPart, own: Sequence[FetchGroup], groups: Sequence[FetchGroup]
     ) -> None:
         """Copy and fetch the other shards to the part read from storage; publish what stays.
 
@@ -401,7 +387,7 @@ class ShardCollection:
         """
         of, memory, layout = loaded.contents, loaded.memory, loaded.layout
         crcs = {of.shard_id(index): entry.crc32c for index, entry in enumerate(of.shards)}
-        crcs.update(self._fill(memory, layout, own, groups, contents))
+        crcs.update(self._fill(memory, layout, own, groups))
         if isinstance(memory, SlotWriter) and not self._room.lack:
             loaded.is_open = not self._publish(memory, layout, crcs, of.leaves)
 
@@ -411,7 +397,6 @@ class ShardCollection:
         layout: Layout,
         own: Sequence[FetchGroup],
         groups: Sequence[FetchGroup],
-        contents: Mapping[str, Contents],
     ) -> dict[ShardId, int]:
         """Fetch into ``memory``, and copy own shards if it is a slot; return the CRC32Cs there."""
         places = {placed.shard: placed for placed in layout.shards}
@@ -421,12 +406,40 @@ class ShardCollection:
             placed = places[shard]
             return self._put(shard, partial(memory.view, placed.offset, placed.nbytes))
 
-        crcs = self._fetcher.fetch_all(groups, contents, offsets, memory.mapping, put)
+        crcs = self._fetcher.fetch_all(groups, self._contents, offsets, memory.mapping, put)
         if isinstance(memory, SlotWriter):
-            crcs.update(self._copy_own(own, contents, offsets, memory, put))
+            crcs.update(self._copy_own(own, offsets, memory, put))
         else:
             for group in own:
                 self._locate(group.digest, group.shards)
+        return crcs
+
+    def _copy_own(
+        self,
+        own: Sequence[FetchGroup],
+        offsets: Mapping[ShardId, int],
+        writer: SlotWriter,
+        put: Callable[[ShardId], bool],
+    ) -> dict[ShardId, int]:
+        """Copy own shards to ``offsets`` of a slot; return the CRC32C of each. CopiesFailed."""
+        crcs: dict[ShardId, int] = {}
+        for group in own:
+            of = self._contents[group.digest]
+            for batch in _batches(group.shards, of):
+                ids = [of.shard_id(shard) for shard in batch]
+                entries = [of.shards[shard] for shard in batch]
+                with self._tier.mapping_for(group.digest) as (mapping, _):
+                    views = [mapping.view(entry.offset, entry.nbytes, None) for entry in entries]
+                    copied = writer.copy(list(zip(views, (offsets[i] for i in ids), strict=True)))
+                self._progress.touch()
+                for shard, shard_id, entry, crc in zip(batch, ids, entries, copied, strict=True):
+                    if crc != entry.crc32c:  # changed since it was verified, a moment ago
+                        copy = Quarantined(self._me, group.digest, shard)
+                        self._fetcher.mark_failed(copy, of, f"CRC32C {crc:08x} when copied")
+                        raise CopiesFailed(self._save.step, self._fetcher.unusable)
+                    crcs[shard_id] = crc
+                    if put(shard_id):
+                        self._fetcher.tally.local += entry.nbytes
         return crcs
 
     def _publish(
@@ -455,38 +468,40 @@ class ShardCollection:
 
     def _put(self, shard: ShardId, view: _View) -> bool:
         """Note that a shard can be used; return whether that was news. From several threads."""
-        if not self.held.put(shard, view):
-            return False
-        self._arrivals.put(shard)
-        return True
+        is_news = self.held.put(shard, view)
+        if is_news:
+            self._arrivals.put(shard)
+        return is_news
 
-    def _copy_own(
-        self,
-        own: Sequence[FetchGroup],
-        contents: Mapping[str, Contents],
-        places: Mapping[ShardId, int],
-        writer: SlotWriter,
-        put: Callable[[ShardId], bool],
-    ) -> dict[ShardId, int]:
-        crcs: dict[ShardId, int] = {}
-        for group in own:
-            of, shards = contents[group.digest], group.shards
-            for batch in _batches(shards, of):
-                ids = [of.shard_id(shard) for shard in batch]
-                entries = [of.shards[shard] for shard in batch]
-                with self._tier.mapping_for(group.digest) as (mapping, _):
-                    views = [mapping.view(entry.offset, entry.nbytes, None) for entry in entries]
-                    copied = writer.copy(list(zip(views, (places[i] for i in ids), strict=True)))
-                self._progress.touch()
-                for shard, shard_id, entry, crc in zip(batch, ids, entries, copied, strict=True):
-                    if crc != entry.crc32c:  # changed since it was verified, a moment ago
-                        copy = Quarantined(self._me, group.digest, shard)
-                        self._fetcher.mark_failed(copy, of, f"CRC32C {crc:08x} when copied")
-                        raise CopiesFailed(self._save.step, self._fetcher.unusable)
-                    crcs[shard_id] = crc
-                    if put(shard_id):
-                        self._fetcher.tally.local += entry.nbytes
-        return crcs
+    def _divide(
+        self, groups: Sequence[FetchGroup], first: Container[ShardId] | RetainedShards | None
+    ) -> tuple[list[FetchGroup], list[FetchGroup]]:
+        """Divide groups into shards that are in ``first``, and the others. None: all are in."""
+        if first is None:
+            return list(groups), []
+        inside: list[FetchGroup] = []
+        outside: list[FetchGroup] = []
+        for group in groups:
+            of = self._contents[group.digest]
+            for is_inside, into in ((True, inside), (False, outside)):
+                shards = [i for i in group.shards if (of.shard_id(i) in first) == is_inside]
+                if shards:
+                    into.append(FetchGroup(group.digest, tuple(shards), group.sources))
+        return inside, outside
+
+    def _lay_out(self, groups: Iterable[FetchGroup]) -> Layout:
+        sizes: dict[ShardId, int] = {}
+        for group in groups:
+            of = self._contents[group.digest]
+            sizes.update((of.shard_id(index), of.shards[index].nbytes) for index in group.shards)
+        return lay_out(next(iter(self._contents.values())).leaves, sizes.items())
+
+    def _size_bytes(self, groups: Iterable[FetchGroup]) -> int:
+        return sum(
+            self._contents[group.digest].shards[shard].nbytes
+            for group in groups
+            for shard in group.shards
+        )
 
 
 def _batches(shards: Sequence[int], contents: Contents) -> Generator[list[int]]:
@@ -501,40 +516,6 @@ def _batches(shards: Sequence[int], contents: Contents) -> Generator[list[int]]:
             batch, nbytes = [], 0
     if batch:
         yield batch
-
-
-def _divide(
-    groups: Sequence[FetchGroup],
-    contents: Mapping[str, Contents],
-    first: Container[ShardId] | RetainedShards | None,
-) -> tuple[list[FetchGroup], list[FetchGroup]]:
-    """Divide groups into shards that are in ``first``, and the others. None: all are in."""
-    if first is None:
-        return list(groups), []
-    inside: list[FetchGroup] = []
-    outside: list[FetchGroup] = []
-    for group in groups:
-        of = contents[group.digest]
-        for is_inside, into in ((True, inside), (False, outside)):
-            shards = [index for index in group.shards if (of.shard_id(index) in first) == is_inside]
-            if shards:
-                into.append(FetchGroup(group.digest, tuple(shards), group.sources))
-    return inside, outside
-
-
-def _layout(contents: Mapping[str, Contents], groups: Iterable[FetchGroup]) -> Layout:
-    sizes: dict[ShardId, int] = {}
-    for group in groups:
-        of = contents[group.digest]
-        sizes.update((of.shard_id(i), of.shards[i].nbytes) for i in group.shards)
-    return lay_out(next(iter(contents.values())).leaves, sizes.items())
-
-
-def _size_bytes(groups: Iterable[FetchGroup], contents: Mapping[str, Contents]) -> int:
-    return sum(contents[g.digest].shards[shard].nbytes for g in groups for shard in g.shards)
-
-
-_MAX_SOURCES_AT_ONCE = 8
 
 
 class CopiesFailed(RestoreFailed):
@@ -641,9 +622,7 @@ class ShardFetcher:
 
         Adds to ``crcs``.
         """
-        wanted = list(group.shards)
-        usable = list(group.sources)
-        if not wanted:
+        if not group.shards:
             return
 
         def accept(source: str, shard: int, crc: int) -> None:
@@ -651,21 +630,25 @@ class ShardFetcher:
             entry, name = contents.shards[shard], contents.shard_id(shard)
             if crc != entry.crc32c or name in crcs:
                 return
-            self._count(source, entry.nbytes)
+            with self._lock:
+                by_holder = self.tally.by_holder
+                self.tally.peer += entry.nbytes
+                by_holder[source] = by_holder.get(source, 0) + entry.nbytes
             crcs[name] = crc
             self._calls.got_one()
             arrived(name)
 
-        def missing() -> list[int]:
-            return [shard for shard in wanted if contents.shard_id(shard) not in crcs]
-
         def ask(source: str) -> bool | None:
             """Return True, once nothing is missing; None when the rest is damaged at ``source``."""
-            left = missing()
+            left = [shard for shard in group.shards if contents.shard_id(shard) not in crcs]
+            targets = [
+                ShardTarget(shard, contents.shards[shard].nbytes, places[contents.shard_id(shard)])
+                for shard in left
+            ]
             received = self._client.fetch_shards(
                 self._addresses[source],
                 group.digest,
-                _targets(left, contents, places),
+                targets,
                 into,
                 deadline_left_s(self._calls.progress.end_s),
                 lambda position, crc: accept(source, left[position], crc),
@@ -676,35 +659,14 @@ class ShardFetcher:
                 accept(source, shard, crc)
                 if contents.shard_id(shard) not in crcs:
                     damaged = True
-                    detail = _damage(crc, contents.shards[shard].crc32c)
+                    expected = contents.shards[shard].crc32c
+                    detail = f"CRC32C {crc:08x} as received, expected {expected:08x}"
                     self.mark_failed(Quarantined(source, group.digest, shard), contents, detail)
-            if damaged:
-                usable.remove(source)
             return None if damaged else True
 
         def failed(source: str, error: CheckpointError) -> None:
-            usable.remove(source)
             self.mark_failed(Quarantined(source, group.digest), contents, str(error))
 
         what = f"shards of step {self._save.step}"
-        if self._calls.first(what, usable, ask, failed) is None:
+        if self._calls.first(what, group.sources, ask, failed) is None:
             raise CopiesFailed(self._save.step, self.unusable)
-
-    def _count(self, source: str, nbytes: int) -> None:
-        with self._lock:
-            self.tally.peer += nbytes
-            of_holder = self.tally.by_holder
-            of_holder[source] = of_holder.get(source, 0) + nbytes
-
-
-def _targets(
-    shards: Iterable[int], contents: Contents, places: Mapping[ShardId, int]
-) -> list[ShardTarget]:
-    return [
-        ShardTarget(shard, contents.shards[shard].nbytes, places[contents.shard_id(shard)])
-        for shard in shards
-    ]
-
-
-def _damage(received: int, expected: int) -> str:
-    return f"CRC32C {received:08x} as received, expected {expected:08x}"
