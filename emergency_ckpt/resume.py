@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 
 from emergency_ckpt.cluster.process_placement import ProcessPlacement
 from emergency_ckpt.cluster.round import run_on_all
@@ -46,68 +45,59 @@ class Resume:
         ``EmergencyCheckpointer.restore``.
         """
         parts = self._parts
-        wants_host_state = host_state is not None
-        request, placement = self._request(state, step, wants_host_state, tensors_only)
+        tree = describe(state, "restore")
+        placement = parts.saver.work.place(tree)
+        wants_host_state, retained = host_state is not None, placement.retained
+        request = RestoreRequest(tree, state, step, wants_host_state, retained, tensors_only)
         number, self._restores = self._restores, self._restores + 1
         value = HostStateRestore(parts.restore_parts, host_state, placement.buddies)
-        report: RestoreReport | None = None
+        reports: list[RestoreReport | None] = []
         started_s = time.monotonic()
         parts.saver.ending.begin_restore()
         try:
             with parts.held_steps():
                 parts.events.emit("restore.stage", stage="started", requested_step=step)
-                restore = Restore(
-                    parts.restore_parts,
-                    request,
-                    f"restore/{number}",
-                    host_state=value,
-                )
+                name = f"restore/{number}"
+                restore = Restore(parts.restore_parts, request, name, host_state=value)
                 restored = restore.run()
 
             def settle() -> None:
-                nonlocal report
-                report = restore.settle(restored, started_s=started_s)
+                reports.append(restore.settle(restored, started_s=started_s))
                 self._reserve(restored, placement, value.size_bytes)
 
-            self._on_all(number, settle)
+            # Returns when all have settled: nobody trains while a peer counts on a leftover.
+            errors = run_on_all(
+                parts.member.coordinator,
+                f"{name}/ready",
+                settle,
+                parts.watch,
+                parts.config.restore_limits.patience_s,
+                parts.restore_parts.series,
+            )
+            if errors:
+                raise RestoreFailed("settle", "what RAM holds", errors)
         except BaseException as error:
             value.undo()
             parts.events.emit("restore.failed", reason=str(error)[:500])
             raise
         finally:
             parts.saver.ending.end_restore()
+        (report,) = reports
         if restored is None or report is None:
             parts.saver.expect_steps_after(-1)
             if number == 0:
                 parts.tell_begins_anew()
             return None
-        self._continue_from(restored, is_requested=step is not None)
-        parts.saver.expect_steps_after(restored.save.step)
+        # Not ``restored.tier``, which may differ between processes.
+        tier: TierName = PERSISTENT if restored.is_loaded else LOCAL
+        save, incarnation = restored.save, restored.incarnation
+        parts.saver.continue_from(save, incarnation, tier, leaves_newer=step is not None)
+        parts.events.locate(incarnation=incarnation)
+        if parts.preservation is not None:
+            failed = [passed.step for passed in restored.rejected if passed.tier == PERSISTENT]
+            parts.preservation.mark_failed(failed)
+        parts.saver.expect_steps_after(save.step)
         return restored, report
-
-    def _request(
-        self, state: PyTree, step: int | None, wants_host_state: bool, tensors_only: bool
-    ) -> tuple[RestoreRequest, ProcessPlacement]:
-        tree = describe(state, "restore")
-        placement = self._parts.saver.work.place(tree)
-        request = RestoreRequest(
-            tree, state, step, wants_host_state, placement.retained, tensors_only
-        )
-        return request, placement
-
-    def _on_all(self, number: int, settle: Callable[[], None]) -> None:
-        """Settle, and return when all have: nobody trains while a peer counts on a leftover."""
-        parts = self._parts
-        errors = run_on_all(
-            parts.member.coordinator,
-            f"restore/{number}/ready",
-            settle,
-            parts.watch,
-            parts.config.restore_limits.patience_s,
-            parts.restore_parts.series,
-        )
-        if errors:
-            raise RestoreFailed("settle", "what RAM holds", errors)
 
     def _reserve(
         self, restored: RestoredState | None, placement: ProcessPlacement, host_state_bytes: int
@@ -128,16 +118,3 @@ class Resume:
         if restored is not None and lack and not self._parts.config.only_reads:
             step, reason = restored.save.step, lack[:500]
             self._parts.events.emit("ram.off", cause="full", step=step, reason=reason)
-
-    def _continue_from(self, restored: RestoredState, *, is_requested: bool) -> None:
-        parts = self._parts
-        # Not ``restored.tier``, which may differ between processes.
-        tier: TierName = PERSISTENT if restored.is_loaded else LOCAL
-        save, incarnation = restored.save, restored.incarnation
-        parts.saver.continue_from(save, incarnation, tier, leaves_newer=is_requested)
-        parts.events.locate(incarnation=restored.incarnation)
-        if parts.preservation is not None:
-            stored = [
-                rejection.step for rejection in restored.rejected if rejection.tier == PERSISTENT
-            ]
-            parts.preservation.mark_failed(stored)

@@ -54,12 +54,12 @@ class RestoreRoom:
         sources: Collection[SaveId] = (),
     ) -> SlotWriter | None:
         """Return the writer of a slot for ``layout``; None where there is no room."""
-
-        def begin() -> SlotWriter:
-            size_bytes, places = layout.size_bytes, layout.places
-            return self._tier.begin_write(save, size_bytes, places=places, restores=True)
-
-        return self._find(expendable, sources, begin)
+        size_bytes, places = layout.size_bytes, layout.places
+        return self._in_room(
+            expendable,
+            sources,
+            lambda: self._tier.begin_write(save, size_bytes, places=places, restores=True),
+        )
 
     def publish_host_state(
         self,
@@ -76,11 +76,12 @@ class RestoreRoom:
             self._tier.publish_host_state(save, owner, count, data, restores=True)
             return True
 
-        return self._find(expendable, [save], publish) is not None
+        return self._in_room(expendable, [save], publish) is not None
 
-    def _find(
-        self, expendable: Collection[SaveId], sources: Collection[SaveId], work: Callable[[], _T]
+    def _in_room(
+        self, expendable: Collection[SaveId], sources: Collection[SaveId], write: Callable[[], _T]
     ) -> _T | None:
+        """Return the result of ``write``; None where there is no room, whatever makes way."""
         if self.lack:
             return None
         saves = {manifest.save for manifest in self._tier.held()[0]}
@@ -88,7 +89,7 @@ class RestoreRoom:
         for protected in (saves, saves.difference(expendable), saves.intersection(sources)):
             self._tier.protect(protected)
             try:
-                return work()
+                return write()
             except (RamdiskFull, SlotBusy) as error:
                 failure = error
         self.note_full(str(failure))

@@ -241,6 +241,7 @@ class StorageLoad:
             for leaf in leaves
         ]
         self._specs = {leaf.path: leaf for leaf in self._leaves}
+        self._expendable = {plan.save, *passed_over(plan.save, plan.rejected)}
         self._targets = targets
         self._retained = retained
         self._progress = progress
@@ -279,7 +280,13 @@ class StorageLoad:
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
     def _read_all(self) -> LoadedPart:
-        save, documents = self._plan.save, self._documents_without_room()
+        save, count = self._plan.save, self._plan.document_count
+        without_room: dict[int, bytes] = {}
+        for owner, data in self._documents():
+            if not self._room.publish_host_state(
+                save, owner, count, data, expendable=self._expendable
+            ):
+                without_room[owner] = data
         memory, layout = self._memory()
         try:
             offsets = {placed.shard: placed.offset for placed in layout.shards}
@@ -295,7 +302,7 @@ class StorageLoad:
         # The older copies of the save here are not complete, and were read once more.
         self._tier.protect({copy.save for copy in self._tier.held()[0]} - {save})
         self._tier.drop(save)
-        return LoadedPart(contents, memory, layout, documents)
+        return LoadedPart(contents, memory, layout, without_room)
 
     def _memory(self) -> tuple[SlotWriter | Scratch, Layout]:
         """Return a slot for the boxes that this process reads or keeps in RAM, else memory.
@@ -315,21 +322,6 @@ class StorageLoad:
     def _lay_out(self, shards: Iterable[ShardId]) -> Layout:
         return lay_out(self._leaves, [(shard, self._size_bytes(shard)) for shard in shards])
 
-    def _documents_without_room(self) -> dict[int, bytes]:
-        """Read and publish the host states; return those for which the ramdisk has no room."""
-        save, count = self._plan.save, self._plan.document_count
-        return {
-            owner: data
-            for owner, data in self._documents()
-            if not self._room.publish_host_state(
-                save, owner, count, data, expendable=self._expendable
-            )
-        }
-
-    @property
-    def _expendable(self) -> set[SaveId]:
-        return {self._plan.save, *passed_over(self._plan.save, self._plan.rejected)}
-
     def _read(self, offsets: Mapping[ShardId, int], into: Mapped) -> dict[ShardId, int]:
         """Read all shards into mapped memory; return the CRC32C of each. CorruptData."""
         crcs: dict[ShardId, int] = {}
@@ -345,14 +337,21 @@ class StorageLoad:
                     complete=self._plan.complete,
                     progress=self._progress,
                 )
-            damaged = list[CorruptData]()
+            damage: CorruptData | None = None
             for read, actual in zip(missing, read_crcs, strict=True):
                 if read.crc32c in (None, actual):
                     crcs[read.shard] = actual
-                else:
-                    damaged.append(_crc_error(self._plan, read, actual))
-            if damaged:
-                raise damaged[0]
+                    continue
+                damage = damage or CorruptData(
+                    "read",
+                    f"{read.shard.leaf}{read.shard.box} of step {self._plan.step}"
+                    f" from {self._plan.item}",
+                    "its CRC32C is not that of capture time",
+                    expected=f"{read.crc32c or 0:08x}",
+                    actual=f"{actual:08x}",
+                )
+            if damage is not None:
+                raise damage
 
         read_twice(read_missing)
         return crcs
@@ -376,13 +375,3 @@ class StorageLoad:
                 payload, orbax = document.payload, document.orbax
             # Encoded anew: the step may have been saved under another run id.
             yield wanted.owner, host_states.encode(save, wanted.owner, count, payload, orbax=orbax)
-
-
-def _crc_error(plan: LoadPlan, read: StorageRead, actual: int) -> CorruptData:
-    return CorruptData(
-        "read",
-        f"{read.shard.leaf}{read.shard.box} of step {plan.step} from {plan.item}",
-        "its CRC32C is not that of capture time",
-        expected=f"{read.crc32c or 0:08x}",
-        actual=f"{actual:08x}",
-    )
