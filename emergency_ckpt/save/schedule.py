@@ -13,7 +13,7 @@ from emergency_ckpt.cluster.coordination import Coordinator
 from emergency_ckpt.config.policies import SavePlan
 from emergency_ckpt.core.save.announcements import Progress
 from emergency_ckpt.core.save.save_rules import is_due
-from emergency_ckpt.core.save.timing import Backoff, TierStatus
+from emergency_ckpt.core.save.timing import TierStatus, backoff_s
 from emergency_ckpt.errors import SaveFailed
 from emergency_ckpt.save.announcements import Choice, Missed, SaveAnnouncements
 from emergency_ckpt.types import TierName
@@ -23,7 +23,13 @@ _HORIZON_S = 0.1
 
 
 class TierSchedule:
-    """Decides when one tier saves. For the training thread, but for what is marked below."""
+    """Decides when one tier saves. For the training thread, but for what is marked below.
+
+    Attributes:
+      last: the last step at which a save was due, or that was restored; None before the first.
+      last_started: the step of the newest save that went to the background; None before the first.
+      stall_s: the seconds that the newest save held up the training thread of this process.
+    """
 
     def __init__(self, name: TierName, plan: SavePlan, failures: Failures) -> None:
         self.name: TierName = name
@@ -31,13 +37,13 @@ class TierSchedule:
         self._failures = failures
         self.worker = BackgroundWorker(f"eckpt-{name}-saves", failures, SAVE_NICENESS)
         self._lock = threading.Lock()
-        self._last: int | None = None
-        self._last_started: int | None = None
+        self.last: int | None = None
+        self.last_started: int | None = None
         self._announced_step: int | None = None
         self._announces_again = False
         self._last_start_s = self._began_s = time.monotonic()
         self._interval_s = 0.0
-        self._stall_s = 0.0
+        self.stall_s = 0.0
         self._slowest_stall_s = 0.0
         self._save_s = 0.0
         self._asked_up_to = -1
@@ -47,57 +53,40 @@ class TierSchedule:
         self._made_good = -1
         self._begun = -1
         self._ended_s: float | None = None
-        self._after_save: Callable[[int], None] = _nothing
-        self._backoff = Backoff()
+        self._after_save: Callable[[int], None] | None = None
         self._failed_in_row = 0
         self._failed_at_s = 0.0
         self._waited_in_vain = False
-
-    @property
-    def last(self) -> int | None:
-        """The last step at which a save was due, or that was restored; None before the first."""
-        return self._last
-
-    @property
-    def last_started(self) -> int | None:
-        """The step of the newest save that went to the background; None before the first."""
-        return self._last_started
 
     @property
     def pace(self) -> tuple[float, float]:
         """Return the seconds since the newest save began, and between the last two due saves."""
         return time.monotonic() - self._began_s, self._interval_s
 
-    @property
-    def stall_s(self) -> float:
-        """Return the seconds that the newest save held up the training thread of this process."""
-        return self._stall_s
-
-    def restart_from(self, step: int | None) -> None:
-        """Forget, after a restore of ``step`` (None: of nothing), all that came later."""
+    def restart_from(self, step: int) -> None:
+        """Forget, after a restore of ``step``, all that came later."""
         with self._lock:
-            self._last = step
+            self.last = step
             self._announced_step = None
             self._announces_again = False
             self._last_start_s = time.monotonic()
-            self._asked_up_to = -1 if step is None else step
+            self._asked_up_to = step
             self._request, self._made_good = None, -1
-        if step is not None:
-            self._tell_policies(step)
+        self._tell_policies(step)
 
     def forget(self, step: int) -> None:
         """Allow another save of ``step``, which was removed."""
         with self._lock:
-            if self._last == step:
-                self._last = step - 1 if step else None
+            if self.last == step:
+                self.last = step - 1 if step else None
 
     def is_behind(self, step: int) -> bool:
         """Return whether ``step`` comes after the last due or restored step."""
-        return self._last is None or step > self._last
+        return self.last is None or step > self.last
 
     def is_due(self, step: int, *, preempted: bool = False) -> bool:
         """Return whether a save is due unannounced. Raises what policies raise."""
-        if is_due(self.plan.rules, step, self._last):
+        if is_due(self.plan.rules, step, self.last):
             return True
         return self.is_behind(step) and any(
             # All processes must get the same answer: so it must not depend on a save under way,
@@ -109,7 +98,7 @@ class TierSchedule:
     def note_due(self, step: int) -> None:
         """Note that a save is due at ``step``, whatever its outcome. From any thread."""
         with self._lock:
-            self._last = step if self._last is None else max(step, self._last)
+            self.last = step if self.last is None else max(step, self.last)
             before_s, self._last_start_s = self._last_start_s, time.monotonic()
             self._announces_again = False
             self._interval_s = self._last_start_s - before_s
@@ -122,14 +111,13 @@ class TierSchedule:
     def note_started(self, step: int, stall_s: float) -> None:
         """Note that the save of ``step`` is in the background now, after so long a stall."""
         with self._lock:
-            self._last_started = step
-            self._stall_s = stall_s
+            self.last_started = step
+            self.stall_s = stall_s
             if self._announced_step is not None and self._announced_step <= step:
                 self._announced_step = None
 
     def start(self, work: Callable[[], None]) -> None:
         """Run ``work`` in the background; RuntimeError when the previous save is under way."""
-
         self._began_s = started_s = time.monotonic()
 
         def timed() -> None:
@@ -138,9 +126,10 @@ class TierSchedule:
             finally:
                 self._ended_s = time.monotonic()
                 self._save_s = self._ended_s - started_s
-                self._after_save(self._begun)
+                if self._after_save is not None:
+                    self._after_save(self._begun)
 
-        self._ended_s, self._begun = None, self._last or 0
+        self._ended_s, self._begun = None, self.last or 0
         self.worker.submit(timed)
 
     def note_left_out(self, step: int) -> None:
@@ -174,7 +163,7 @@ class TierSchedule:
         """Return whether no save should start yet, since earlier saves have failed."""
         with self._lock:
             since_s = time.monotonic() - self._failed_at_s
-            return since_s < self._backoff.pause_s(self._failed_in_row)
+            return since_s < backoff_s(self._failed_in_row)
 
     # For the thread of the announcements, at the leader.
 
@@ -206,7 +195,7 @@ class TierSchedule:
         Not when a later step has been due since.
         """
         with self._lock:
-            self._announces_again = self._announces_again or step == self._last
+            self._announces_again = self._announces_again or step == self.last
 
     def note_stall(self, stall_s: float) -> None:
         """Note the stall of the slowest process's training thread at the newest save."""
@@ -223,7 +212,7 @@ class TierSchedule:
         if self.pauses:
             return None
         with self._lock:
-            last, last_start_s = self._last, self._last_start_s
+            last, last_start_s = self.last, self._last_start_s
             announced, again = self._announced_step, self._announces_again
         # An announced save counts as begun, for rules and policies.
         ahead = announced is not None and progress.step <= announced
@@ -232,7 +221,7 @@ class TierSchedule:
             busy=ahead or others_save or not self.worker.wait_idle(0),
             has_saved=last is not None,
             since_last_s=max(starts_s, time.monotonic()) - last_start_s,
-            stall_s=max(self._stall_s, self._slowest_stall_s),
+            stall_s=max(self.stall_s, self._slowest_stall_s),
             save_s=self._save_s,
             step_time_s=progress.step_time_s,
         )
@@ -382,7 +371,3 @@ class DueSaves:
         self._number += 1
         self._announcements = self._begin_announcements()
         self._inspected = None
-
-
-def _nothing(step: int) -> None:
-    del step

@@ -387,4 +387,4 @@ def end_of_the_announcements_not_read() -> None:
 @_mutant("tests/save/test_asked_policies.py", simulated=False)
 def late_save_not_announced_again() -> None:
     """P4: a save that one process learned of too late is not made up for."""
-    _edit("save.schedule", "TierSchedule.announce_again", "or step == self._last", "or False")
+    _edit("save.schedule", "TierSchedule.announce_again", "or step == self.last", "or False")

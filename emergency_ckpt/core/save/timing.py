@@ -8,6 +8,11 @@ from __future__ import annotations
 import dataclasses
 from typing import NamedTuple, Protocol, runtime_checkable
 
+_FIRST_PAUSE_S = 1.0
+_LONGEST_PAUSE_S = 300.0
+_MENTIONED_AGAIN_S = 60.0
+_MENTIONED_KEYS = 64
+
 
 class TierStatus(NamedTuple):
     """The input of a rule.
@@ -76,53 +81,44 @@ class EverySeconds:
         return not status.busy and status.since_last_s >= self.interval_s
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Backoff:
-    """Doubling pause after consecutive failed saves; none after the first, which may be transient.
+def backoff_s(failures: int) -> float:
+    """Return the pause after ``failures`` consecutive failed saves, in seconds.
 
-    ``first_s`` after the second, at most ``longest_s``.
+    There is none after the first failure, which may be transient; after each further failure the
+    pause doubles.
     """
-
-    first_s: float = 1.0
-    longest_s: float = 300.0
-
-    def pause_s(self, failures: int) -> float:
-        """Return the pause after ``failures`` consecutive failed saves, in seconds."""
-        if failures <= 1:
-            return 0.0
-        # The exponent is bounded: a float has room for a thousand doublings only.
-        return min(self.longest_s, self.first_s * 2.0 ** min(failures - 2, 64))
+    if failures <= 1:
+        return 0.0
+    # The exponent is bounded: a float has room for a thousand doublings only.
+    return min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2.0 ** min(failures - 2, 64))
 
 
-@dataclasses.dataclass
 class Repeats:
     """Decides when to report an event that repeats. Not thread-safe.
 
-    The first occurrence is mentioned, then their number, every ``interval_s`` at most.
+    The first occurrence is mentioned, then their number, once a minute at most.
     """
 
-    interval_s: float = 60.0
-    most_keys: int = 64
-    _mentioned: dict[str, tuple[float, int]] = dataclasses.field(
-        default_factory=dict[str, tuple[float, int]], init=False
-    )
+    def __init__(self) -> None:
+        self._mentioned: dict[str, tuple[float, int]] = {}
+        """By key, the time of the last mention and the occurrences since."""
 
     def occurred(self, key: str, now_s: float) -> int | None:
         """Return how often ``key`` is to be mentioned when it happens at monotonic time ``now_s``.
 
         0 the first time; then its occurrences since the last mention, or None when none is due.
         """
+        # The key moves to the end, so that the key that is silent for longest is forgotten first.
         known = self._mentioned.pop(key, None)
         mention: int | None = None
         if known is None:
             mention = 0
-        elif now_s - known[0] >= self.interval_s:
+        elif now_s - known[0] >= _MENTIONED_AGAIN_S:
             mention = known[1] + 1
-        # Moved to the end, so that the key that is oldest is forgotten first.
         if known is None or mention is not None:
             self._mentioned[key] = (now_s, 0)
         else:
             self._mentioned[key] = (known[0], known[1] + 1)
-        while len(self._mentioned) > self.most_keys:
+        if len(self._mentioned) > _MENTIONED_KEYS:
             del self._mentioned[next(iter(self._mentioned))]
         return mention
