@@ -22,7 +22,6 @@ from emergency_ckpt.events import EventSink
 from emergency_ckpt.ram.manifest import build_contents
 from emergency_ckpt.ram.tier import LocalTier, SlotWriter
 from emergency_ckpt.save.persistent.capture import SlotCapture
-from emergency_ckpt.save.turn_wait import Turns
 from emergency_ckpt.save.value_checks import FiniteLeaves, UnchangedSaves
 from emergency_ckpt.save.vote import Ballot, Outcome, Vote
 from emergency_ckpt.state import host_state as host_states
@@ -61,8 +60,10 @@ class LocalSaves:
     Attributes:
       steps: the complete steps of which the RAM of all processes together keeps a copy, oldest
         first: those found at a restore, and those saved since, of which at most ``keep_last_n``
-        stay. Between saves all processes
-        have the same ``steps``, whatever the RAM of each one has.
+        stay. Between saves all processes have the same ``steps``, whatever the RAM of each one has.
+      complete: the newest save that all processes have; None without one. For times without a save.
+      turns: the saves that the leader has left out. For any thread.
+      waits_for_others: this process has done its part of the save under way. For any thread.
     """
 
     def __init__(
@@ -75,9 +76,9 @@ class LocalSaves:
         *,
         process: tuple[int, int],
         copy_batch_bytes: int,
-        timelines: Timelines | None = None,
+        timelines: Timelines,
         keep_last_n: int = 1,
-        finite: FiniteLeaves | None = None,
+        finite: FiniteLeaves,
     ) -> None:
         self._tier = tier
         self._vote = vote
@@ -86,30 +87,16 @@ class LocalSaves:
         self._failures = failures
         self._process_index, self._process_count = process
         self._copy_batch_bytes = copy_batch_bytes
-        self._timelines = timelines or Timelines(tier, events)
+        self._timelines = timelines
         self._keep_last_n = keep_last_n
-        self._finite = finite or FiniteLeaves(events)
+        self._finite = finite
         self._unchanged = UnchangedSaves(events)
-        self._complete: SaveId | None = None
+        self.complete: SaveId | None = None
         self.steps: tuple[int, ...] = ()
+        self.turns = vote.turns
+        self.waits_for_others = False
         self._in_doubt: set[SaveId] = set()
         self._skipped: queue.SimpleQueue[SaveId] = queue.SimpleQueue()
-        self._is_voting = False
-
-    @property
-    def turns(self) -> Turns:
-        """Return the record of the saves that the leader has left out. From any thread."""
-        return self._vote.turns
-
-    @property
-    def complete(self) -> SaveId | None:
-        """The newest save that all processes have; None without one. For times without a save."""
-        return self._complete
-
-    @property
-    def waits_for_others(self) -> bool:
-        """Return whether this process has done its part of the save under way. From any thread."""
-        return self._is_voting
 
     def restart_from(self, save: SaveId) -> None:
         """After a restore of ``save``: keep that save, and count no other save as in doubt."""
@@ -119,11 +106,11 @@ class LocalSaves:
 
     def forget(self, step: int) -> None:
         """``step`` was removed from both tiers."""
-        if self._complete is not None and self._complete.step == step:
+        if self.complete is not None and self.complete.step == step:
             self._begin_after(None)
 
     def _begin_after(self, save: SaveId | None) -> None:
-        self._complete = save
+        self.complete = save
         self._in_doubt.clear()
         self._protect()
 
@@ -142,32 +129,26 @@ class LocalSaves:
     def run(self, job: LocalSave) -> None:
         """Save, publish and vote. Never raises: a failure is recorded, and becomes a vote against.
 
-        Afterwards, vote against the saves that ``note_skipped`` named meanwhile.
+        Afterwards, vote against the saves that ``note_skipped`` named meanwhile. There is no vote
+        on a save that the leader has left out for all, nor on a second save of a complete step,
+        which the others skip too.
         """
         try:
             self._run(job)
         finally:
-            self._refuse_skipped()
-
-    def _refuse_skipped(self) -> None:
-        """Vote against the saves that this process has left out on its own.
-
-        There is no vote on a save that the leader has left out for all, nor on a second save of a
-        complete step, which the others skip too.
-        """
-        with contextlib.suppress(queue.Empty):
-            while True:
-                save = self._skipped.get_nowait()
-                is_kept = self._complete is not None and save.step == self._complete.step
-                if not is_kept and not self.turns.is_left_out(save):
-                    self._vote.refuse(save)
+            with contextlib.suppress(queue.Empty):
+                while True:
+                    save = self._skipped.get_nowait()
+                    is_kept = self.complete is not None and save.step == self.complete.step
+                    if not is_kept and not self.turns.is_left_out(save):
+                        self._vote.refuse(save)
 
     def _run(self, job: LocalSave) -> None:
         started_s = time.monotonic()
         if self._in_doubt:
             job.capture.snapshot.start()
         self._resolve_doubts()
-        if self._complete is not None and self._complete.step == job.save.step:
+        if self.complete is not None and self.complete.step == job.save.step:
             # The previous save was of this step, and the others know that it is complete.
             self._events.emit("save.skipped", step=job.save.step, tier=LOCAL, cause="kept")
             job.capture.close()
@@ -180,11 +161,11 @@ class LocalSaves:
             ballot = Ballot(refused=f"{type(error).__name__}: {error}")
             # The snapshot has no reader any more: training must not wait for it during the vote.
             job.capture.close()
-        self._is_voting, vote_s = True, time.monotonic()
+        self.waits_for_others, vote_s = True, time.monotonic()
         try:
             outcome = self._vote.cast(job.save, ballot)
         finally:
-            self._is_voting = False
+            self.waits_for_others = False
         ended_s = time.monotonic()
         step, seconds = job.save.step, ended_s - vote_s
         self._events.emit(
@@ -268,8 +249,7 @@ class LocalSaves:
     def _push(self, job: LocalSave, buddy: int, data: bytes) -> bool:
         """Send the host state to ``buddy``; return whether it was sent.
 
-        Sending may fail with an error only where there is a host state: a save must not fail for a
-        copy of nothing.
+        A failure is an error only where there is a host state: no save fails for a copy of nothing.
         """
         try:
             self._peers.push_host_state(buddy, job.save, data)
@@ -317,14 +297,14 @@ class LocalSaves:
             if outcome.kind == "in_doubt":
                 continue
             self._in_doubt.discard(save)
-            if outcome.kind == "complete" and (self._complete is None or save > self._complete):
+            if outcome.kind == "complete" and (self.complete is None or save > self.complete):
                 self._note_complete(save, is_finite=outcome.finite)
             elif outcome.kind == "incomplete":
                 self._tier.note_incomplete(save)
         self._protect()
 
     def _note_complete(self, save: SaveId, *, is_finite: bool) -> None:
-        self._complete = save
+        self.complete = save
         self._timelines.bind()
         # No process needs older saves any more, whatever their outcomes were.
         self._in_doubt = {doubtful for doubtful in self._in_doubt if doubtful > save}
@@ -340,7 +320,7 @@ class LocalSaves:
         self.steps = (*older, save.step)[-self._keep_last_n :]
 
     def _protect(self) -> None:
-        last = self._newest_before() if self._complete is None else self._complete
+        last = self._newest_before() if self.complete is None else self.complete
         self._tier.protect(self._in_doubt if last is None else {last, *self._in_doubt})
 
     def _newest_before(self) -> SaveId | None:
@@ -364,21 +344,18 @@ class LocalSaves:
                 self._report_divergence(save, digests)
 
     def _report_divergence(self, save: SaveId, digests: dict[str, int]) -> None:
+        contents: dict[str, tuple[Contents]] = {}
         try:
-            contents = {
-                holder_name(process): (self._contents(process, digest),)
-                for digest, process in digests.items()
-            }
+            for digest, process in digests.items():
+                own = self._tier.contents(digest)
+                fetched = own or self._peers.fetch_contents(process, digest)
+                contents[holder_name(process)] = (fetched,)
         except (TransferError, CheckpointError) as error:
             processes = sorted(digests.values())
             self._events.emit("divergence", step=save.step, text=f"{processes}: {error}")
             return
         for divergence in find_divergence(save, contents):
             self._events.emit("divergence", step=save.step, text=divergence.describe())
-
-    def _contents(self, process: int, digest: str) -> Contents:
-        own = self._tier.contents(digest)
-        return own if own is not None else self._peers.fetch_contents(process, digest)
 
 
 def layout_digest(layout: Layout) -> bytes:

@@ -34,6 +34,7 @@ from emergency_ckpt.ram import LocalTier
 from emergency_ckpt.save import Ballot, Outcome, Vote
 from emergency_ckpt.save.local_save import LocalSave, LocalSaves, layout_digest
 from emergency_ckpt.save.persistent.capture import SlotCapture
+from emergency_ckpt.save.value_checks import FiniteLeaves
 from emergency_ckpt.state import Snapshot, host_state
 from emergency_ckpt.transfer import TransferClient
 from emergency_ckpt.types import LeafSpec, SaveId, ShardId, Writer
@@ -126,6 +127,7 @@ class Process:
             copy_batch_bytes=1 << 20,
             timelines=Timelines(self.tier, events, -1, complete),
             keep_last_n=keep_last_n,
+            finite=FiniteLeaves(events),
         )
 
     def held(self) -> dict[int, str]:

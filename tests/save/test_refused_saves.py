@@ -12,6 +12,7 @@ import pytest
 
 from emergency_ckpt.background import Failures
 from emergency_ckpt.cluster import LocalCoordinator, Peers
+from emergency_ckpt.cluster.timelines import Timelines
 from emergency_ckpt.core.save.snapshot_plan import DeviceReads
 from emergency_ckpt.core.shard_layout import lay_out, shard_nbytes
 from emergency_ckpt.errors import RamdiskFull, SaveFailed, SlotBusy
@@ -20,6 +21,7 @@ from emergency_ckpt.ram import LocalTier
 from emergency_ckpt.save import Ballot, Outcome, Vote
 from emergency_ckpt.save.local_save import LocalSave, LocalSaves
 from emergency_ckpt.save.persistent.capture import SlotCapture
+from emergency_ckpt.save.value_checks import FiniteLeaves
 from emergency_ckpt.state import Snapshot, SnapshotRecipe, describe, host_state
 from emergency_ckpt.state.link import find_link
 from emergency_ckpt.transfer import TransferClient
@@ -82,14 +84,17 @@ def test_training_goes_on_before_the_vote_ends(
     tier = LocalTier(ramdisk, "run", Writer(0, 1, 0, "host-0"), copy_threads=1)
     failures, vote = Failures(), LateVote(snapshot)
     client = TransferClient(run_id="run", secret=b"s" * 32)
+    events = EventSink(None, process_index=0)
     saves = LocalSaves(
         tier,
         vote,
         Peers(LocalCoordinator(), client),
-        EventSink(None, process_index=0),
+        events,
         failures,
         process=(0, 1),
         copy_batch_bytes=SHARD_BYTES,
+        timelines=Timelines(tier, events),
+        finite=FiniteLeaves(events),
     )
     monkeypatch.setattr(where, name, refuse)
     save = SaveId(1, "life", "run")
