@@ -9,21 +9,20 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import msgspec
 
 from emergency_ckpt.cluster.coordination import Coordinator, decode_message
 from emergency_ckpt.cluster.left_processes import LeftProcesses
 from emergency_ckpt.cluster.round import Answer, Cell, Round, Rule, Series
-from emergency_ckpt.core.limits import MAX_METRICS_BYTES, ProcessIndex
+from emergency_ckpt.core.limits import ProcessIndex
 from emergency_ckpt.errors import (
     CheckpointError,
     CoordinationError,
     DeadlineExceeded,
     PeerLeft,
     PersistentTierError,
-    SaveFailed,
 )
 from emergency_ckpt.storage.meetings import BEGUN
 from emergency_ckpt.types import PERSISTENT, SaveId, ShardId
@@ -104,15 +103,6 @@ def agreed_crcs(every: Sequence[StageReport]) -> tuple[dict[ShardId, int], list[
     return crcs, sorted(differing)
 
 
-def checked_metrics(metrics: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-    """Return ``metrics``. SaveFailed when too large: each version of the step log has them all."""
-    size = 0 if metrics is None else len(msgspec.json.encode(metrics))
-    if size > MAX_METRICS_BYTES:
-        problem = f"{size} bytes are too many (at most {MAX_METRICS_BYTES})"
-        raise SaveFailed("write", "metrics", problem)
-    return metrics
-
-
 def text_of(error: Exception) -> str:
     """Return a text that is never empty: to the others an empty text means success."""
     return str(error) if isinstance(error, CheckpointError) else f"{type(error).__name__}: {error}"
@@ -131,6 +121,9 @@ class StorageRounds:
 
     For the background thread, except where any thread is named. A process that is late for a save
     reports that from another thread (``refuse``, or the first stage), perhaps beside another save.
+
+    Attributes:
+      is_learning: this process has done its part and waits for the first writer. For any thread.
     """
 
     def __init__(
@@ -146,7 +139,7 @@ class StorageRounds:
         self._refusals = Series(_KEPT_REFUSALS)
         self._noting = threading.Lock()  # of keys in these series
         self._ending = threading.Event()
-        self._is_learning = False
+        self.is_learning = False
         self._check: Callable[[Collection[int]], None] = lambda _: None
 
     def begin(self, save: SaveId, check: Callable[[Collection[int]], None]) -> None:
@@ -250,7 +243,7 @@ class StorageRounds:
                 return "this process ends"
             return self.absent(save, [first_writer]).get(first_writer, "")
 
-        self._is_learning = True
+        self.is_learning = True
         try:
             data = self._outcome(save).wait(_SAVES * self._timeout_s, inspect)
         except (DeadlineExceeded, PeerLeft) as error:
@@ -261,20 +254,12 @@ class StorageRounds:
                 missing=[f"process {first_writer}"],
             ) from error
         finally:
-            self._is_learning = False
+            self.is_learning = False
         report = report_of(data, "outcome", save.step, first_writer)
         if report.error:
             report = report.named(first_writer)
         raise_failure(report, save.step)
         return report
-
-    @property
-    def is_learning(self) -> bool:
-        """Return whether this process has done its part and waits for the first writer.
-
-        From any thread.
-        """
-        return self._is_learning
 
     def end_waits(self) -> None:
         """End all waits for outcomes, now and later. From any thread."""
@@ -357,7 +342,7 @@ class WriterMeetings:
             self._round.say(msgspec.json.encode(StageReport(error)))
 
     def _check(self, answer: object) -> None:
-        assert isinstance(answer, bytes)
+        assert isinstance(answer, bytes), "the answer of this round is one for all members"
         raise_failure(report_of(answer, TENSORS, self._save.step, self._first), self._save.step)
 
 

@@ -1,9 +1,4 @@
-"""The background half of a save to the persistent tier.
-
-Only the writers (the processes of the primary slice) write to storage. Every
-other process sends its host state to one writer. The host states are written first, then the
-tensors, then one marker: until the marker is there the step does not count.
-"""
+"""The background half of a save to the persistent tier; the package lists its steps."""
 
 from __future__ import annotations
 
@@ -26,6 +21,7 @@ from emergency_ckpt.cluster.peers import Peers
 from emergency_ckpt.cluster.round import Round
 from emergency_ckpt.cluster.shard_source import HostStateInbox
 from emergency_ckpt.cluster.timelines import StoredChain
+from emergency_ckpt.core.limits import MAX_METRICS_BYTES
 from emergency_ckpt.core.placement.placement_policies import Topology, host_state_writer, owners_of
 from emergency_ckpt.core.stall import TimeLimits
 from emergency_ckpt.errors import (
@@ -45,7 +41,6 @@ from emergency_ckpt.save.persistent.rounds import (
     WriterMeetings,
     agreed_crcs,
     beats_of,
-    checked_metrics,
     failure_of,
     raise_failure,
     report_of,
@@ -177,12 +172,20 @@ class PersistentSaves:
         self._tell(save, writers, StageReport(LEARNED_LATE, "late"))
 
     def run(self, job: PersistentSave) -> bool:
-        """Save and publish; return whether the step is complete. Records failures; never raises."""
+        """Save and publish; return whether the step is complete. Records failures; never raises.
+
+        Afterwards, tell the others of the saves that ``note_skipped`` named meanwhile. A second
+        save of a complete step is not reported: the others keep the first save too.
+        """
         complete = False
         try:
             complete = self._run(job)
         finally:
-            self._tell_skipped(job.writers, job.save.step if complete else None)
+            with contextlib.suppress(queue.Empty):
+                while True:
+                    save = self._skipped.get_nowait()
+                    if not (complete and save.step == job.save.step):
+                        self._tell(save, job.writers, StageReport(SKIPPED))
         return complete
 
     def leave_out(self, save: SaveId, writers: Sequence[int], reason: str) -> None:
@@ -199,17 +202,6 @@ class PersistentSaves:
         with contextlib.suppress(CoordinationError):  # the keys go later, or never
             self._rounds.tidy(writers)
         self._tell(save, writers, StageReport(_PAUSE, "paused"))
-
-    def _tell_skipped(self, writers: Sequence[int], complete_step: int | None) -> None:
-        """Tell the others of the saves that this process has skipped.
-
-        A second save of ``complete_step`` is not reported: the others keep the first save too.
-        """
-        with contextlib.suppress(queue.Empty):
-            while True:
-                save = self._skipped.get_nowait()
-                if save.step != complete_step:
-                    self._tell(save, writers, StageReport(SKIPPED))
 
     def _tell(self, save: SaveId, writers: Sequence[int], report: StageReport) -> None:
         """Tell the other writers if this process is a writer; else the writer of its host state."""
@@ -267,29 +259,32 @@ class PersistentSaves:
 
     def _save(self, job: PersistentSave) -> StageReport:
         """Return the outcome when the step is complete."""
+        me = self._coordinator.process_index
         self._progress = WorkProgress(self._limits)
-        is_writer = self._coordinator.process_index in job.writers
-        beats = self._beats(job)
-        self._came = beats.all_came
-        self._rounds.begin(job.save, beats.check)
-        with beats if is_writer else self._progress.clock:
-            return self._take_part(job)
-
-    def _beats(self, job: PersistentSave) -> Beats:
-        return Beats(
+        beats = Beats(
             self._coordinator,
             beats_of(job.save),
             self._progress,
             self._limits,
             lambda fields: self._events.emit("persistent.progress", step=job.save.step, **fields),
-            is_leader=self._coordinator.process_index == job.writers[0],
+            is_leader=me == job.writers[0],
         )
+        self._came = beats.all_came
+        self._rounds.begin(job.save, beats.check)
+        with beats if me in job.writers else self._progress.clock:
+            return self._take_part(job)
 
     def _take_part(self, job: PersistentSave) -> StageReport:
         members, me = job.writers, self._coordinator.process_index
-        to = host_state_writer(me, job.topology, members)
-        if to != me:
-            self._send_host_state(job, to)
+        writer = host_state_writer(me, job.topology, members)
+        if writer != me:
+            try:
+                document = self._own_document(job)
+                self._peers.push_host_state(writer, job.save, document, for_storage=True)
+            except Exception as error:
+                # The writer would wait until the deadline.
+                self._rounds.refuse(job.save, failure_of(error))
+                raise
             return self._rounds.learn(job.save, members[0])
         if me != members[0]:
             self._write(job)
@@ -325,9 +320,9 @@ class PersistentSaves:
         self._came(members)
         if first_report.kept:
             return True
-        written = self._stage(
+        _, written = self._stage(
             job, DOCUMENTS, lambda: self._write_documents(job, documents, shards)
-        )[1]
+        )
         self._write_tensors(job, shards, members, first_report.attempt)
         if is_first:
             self._publish(job, written)
@@ -358,14 +353,6 @@ class PersistentSaves:
         fits = there.leaves == tuple(leaf.spec for leaf in job.tree.leaves)
         timelines = self._chain.timelines
         return there.save == keeps or (fits and timelines.leads_to(job.save, there.save))
-
-    def _send_host_state(self, job: PersistentSave, to: int) -> None:
-        try:
-            self._peers.push_host_state(to, job.save, self._own_document(job), for_storage=True)
-        except Exception as error:
-            # The writer would wait until the deadline.
-            self._rounds.refuse(job.save, failure_of(error))
-            raise
 
     def _own_document(self, job: PersistentSave) -> bytes:
         me, count = self._coordinator.process_index, self._coordinator.process_count
@@ -454,8 +441,11 @@ class PersistentSaves:
             text = f"{shard.leaf}{shard.box} differs between the processes that write it"
             self._events.emit("divergence", step=job.save.step, text=text)
         specs = [leaf.spec for leaf in job.tree.leaves]
-        metrics = checked_metrics(job.metrics)
-        entry = self._tier.finish(job.save, documents, specs, crcs, metrics, job.orbax)
+        size = 0 if job.metrics is None else len(msgspec.json.encode(job.metrics))
+        if size > MAX_METRICS_BYTES:  # each version of the step log has the metrics of all steps
+            problem = f"{size} bytes are too many (at most {MAX_METRICS_BYTES})"
+            raise SaveFailed("write", "metrics", problem)
+        entry = self._tier.finish(job.save, documents, specs, crcs, job.metrics, job.orbax)
         self._chain.publish(entry)
 
     def _stage(
