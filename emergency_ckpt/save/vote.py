@@ -1,15 +1,8 @@
-"""The background vote: whether every process has published a save.
-
-Two slots are enough only if no process overwrites the older save while another process still counts
-on that save. So the outcome is one value, set once in the coordination service, and every process
-acts on that value alone. A process that cannot read the outcome is *in doubt* and overwrites
-neither save.
+"""The background vote: whether every process has published a save. ``save`` has the rules.
 
 The ballots are sent in a round (``cluster.round``) that process 0, the leader, leads. The decision
-is a cell beside the round, and the leader alone sets that cell. It decides on each save before it
-begins the next, and never on a save that it has passed; so a passed save without a decision is
-incomplete. The decision of the newest complete save is never deleted. Where the leader has left
-before it decided, the save stays in doubt.
+is a cell beside the round. The leader decides on each save before it begins the next, and never on
+a save that it has passed; so a passed save without a decision is incomplete.
 """
 
 from __future__ import annotations
@@ -51,10 +44,7 @@ LEARNED_LATE = "received the announcement of the step too late"
 
 
 class Ballot(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """The ballot of one process on a save: under 100 bytes, or the reason of its refusal.
-
-    The keys and values of a vote are short, since those of thousands of processes reach the
-    service, which is one process, at once. ``benchmarks/scale`` counts them.
+    """The ballot of one process on a save; short, since those of thousands come at once.
 
     Attributes:
       digest: of the published contents; in base64 on the wire.
@@ -254,12 +244,13 @@ class Vote:
         finite = complete and all(ballot.finite for ballot in ballots.values())
         left_out = self.turns.announce(ends_wait=ends_wait)
         end = _COMPLETE if complete else _INCOMPLETE
-        if len(ballots) == len(everyone) and {ballots[p].refused for p in refused} == {
-            LEARNED_LATE
-        }:
+        refusals = {ballots[p].refused for p in refused}
+        if len(ballots) == len(everyone) and refusals == {LEARNED_LATE}:
             end = _NOT_IN_TIME
         decision = _Decision(end, "" if complete else reason, finite, left_out)
-        outcome = self._outcome_of(self._settle(save, decision))
+        # Another decision may be set already; the one that is set counts.
+        data = self._decision(save).settle(msgspec.json.encode(decision))
+        outcome = self._outcome_of(save, data)
         return dataclasses.replace(outcome, reason=outcome.reason or reason, ballots=ballots)
 
     # All.
@@ -270,16 +261,20 @@ class Vote:
 
         try:
             try:
-                return self._outcome_of(
-                    self._read(save, self._decision(save).wait(timeout_s, inspect))
-                )
+                return self._outcome_of(save, self._decision(save).wait(timeout_s, inspect))
             except PeerLeft as error:
                 is_passed = self._left_processes.has_passed(LOCAL, save, 0)
                 return Outcome("incomplete" if is_passed else "in_doubt", error.problem)
         except (CoordinationError, DeadlineExceeded) as error:
             return Outcome("in_doubt", f"{problem} {error}".strip())
 
-    def _outcome_of(self, decision: _Decision) -> Outcome:
+    def _outcome_of(self, save: SaveId, data: bytes) -> Outcome:
+        """Return the outcome that the decision ``data`` gives ``save``. CoordinationError."""
+        name = f"{_name(save)}/decision, process 0"
+        decision: _Decision = decode_message(data, _Decision, name, limit_bytes=MAX_MESSAGE_BYTES)
+        self._is_decided = self._is_decided or save == self._begun
+        if self._leads and decision.end == _COMPLETE:
+            self._votes.keep(self._coordinator, _name(save))
         self.turns.hear(decision.left_out)
         if decision.end != _COMPLETE:
             return Outcome("incomplete", decision.reason, learned_late=decision.end == _NOT_IN_TIME)
@@ -288,18 +283,6 @@ class Vote:
 
     def _decision(self, save: SaveId) -> Cell:
         return Cell(self._coordinator, f"{_name(save)}/decision")
-
-    def _settle(self, save: SaveId, decision: _Decision) -> _Decision:
-        """Set the decision unless one is set; return the decision that counts."""
-        return self._read(save, self._decision(save).settle(msgspec.json.encode(decision)))
-
-    def _read(self, save: SaveId, data: bytes) -> _Decision:
-        name = f"{_name(save)}/decision, process 0"
-        decision: _Decision = decode_message(data, _Decision, name, limit_bytes=MAX_MESSAGE_BYTES)
-        self._is_decided = self._is_decided or save == self._begun
-        if self._leads and decision.end == _COMPLETE:
-            self._votes.keep(self._coordinator, _name(save))
-        return decision
 
 
 def _incarnation(save: SaveId) -> str:
