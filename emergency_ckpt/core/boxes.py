@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from itertools import pairwise, product
 from math import isqrt, prod
+from operator import itemgetter
 from typing import NamedTuple
 
 from emergency_ckpt.types import Box
@@ -25,7 +25,7 @@ def shape_of(box: Box) -> tuple[int, ...]:
 
 def volume(box: Box) -> int:
     """Return the number of elements: 1 for a scalar's box ``()``, 0 when a range is empty."""
-    return math.prod(shape_of(box))
+    return prod(shape_of(box))
 
 
 def is_empty(box: Box) -> bool:
@@ -186,17 +186,9 @@ class BoxIndex:
             return [[]]
         cells: list[list[tuple[int, int]]] = []
         for ranges, (start, stop) in zip(self._axes, target, strict=True):
-            first = bisect_right(ranges, start, key=_stop)
-            cells.append(ranges[first : bisect_left(ranges, stop, key=_start)])
-        return cells if math.prod(map(len, cells)) <= len(self._boxes) else None
-
-
-def _start(span: tuple[int, int]) -> int:
-    return span[0]
-
-
-def _stop(span: tuple[int, int]) -> int:
-    return span[1]
+            first = bisect_right(ranges, start, key=itemgetter(1))
+            cells.append(ranges[first : bisect_left(ranges, stop, key=itemgetter(0))])
+        return cells if prod(map(len, cells)) <= len(self._boxes) else None
 
 
 def _grid_axes(boxes: Sequence[Box]) -> list[list[tuple[int, int]]] | None:

@@ -73,7 +73,7 @@ class Job:
     def load_plan(self) -> LoadPlan:
         array = self.storage.array
         stored = StoredStep("item", None, {"w": StoredLeaf(LEAF, array)}, {}, SAVE.incarnation)
-        chosen = RestorePlan("persistent", SAVE.step, None, {})
+        chosen = RestorePlan(SAVE.step, None, {})
         every = dict.fromkeys(range(len(self.hosts)), self.targets)
         leaves = {"w": LEAF}
         return plan_load(chosen, stored, {"w": array}, every, leaves, "run", wants_host_state=False)

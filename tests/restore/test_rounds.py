@@ -17,7 +17,7 @@ from emergency_ckpt.types import SaveId
 
 WAIT_S = 20.0
 SAVE = SaveId(8, "1-a", "run")
-FIRST = RestorePlan("local", 8, SAVE, {0: Copies(place=0), 1: Copies(place=1)})
+FIRST = RestorePlan(8, SAVE, {0: Copies(place=0), 1: Copies(place=1)})
 """A choice with a part for each of two processes."""
 
 

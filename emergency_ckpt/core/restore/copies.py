@@ -363,9 +363,7 @@ class SaveTensors:
         self._intact: dict[Copy, tuple[str, ...]] = {}
         self._paths: dict[int, tuple[object, dict[int, str]]] = {}
         self._ids: dict[str, dict[ShardId, int]] = {}
-        self._copies: dict[ShardId, list[Copy]] | None = None
         self._boxes: dict[str, BoxIndex] = {}
-        self._boxes_by_leaf: dict[str, list[Box]] = {}
 
     def ids(self, digest: str) -> dict[ShardId, int]:
         """Return the index of each shard of the manifest."""
@@ -430,9 +428,7 @@ class SaveTensors:
 
         The first call builds an index over all shards of the job: one for all target sets.
         """
-        if self._copies is None:
-            self._copies = self._index()
-        return self._copies.get(shard, ())
+        return self._copies_by_shard.get(shard, ())
 
     def pieces(self, target: ShardId) -> list[ShardId] | None:
         """Return shards of other boxes that together hold the target; None when a part is missing.
@@ -443,8 +439,6 @@ class SaveTensors:
         """
         if is_empty(target.box):
             return []
-        if self._copies is None:
-            self._copies = self._index()
         index = self._boxes.get(target.leaf)
         if index is None:
             index = BoxIndex(self._boxes_by_leaf.get(target.leaf, ()))
@@ -455,15 +449,21 @@ class SaveTensors:
         chosen, uncovered = cover(target.box, touching)
         return None if uncovered else [ShardId(target.leaf, box) for box in chosen]
 
-    def _index(self) -> dict[ShardId, list[Copy]]:
+    @cached_property
+    def _copies_by_shard(self) -> dict[ShardId, list[Copy]]:
         copies: dict[ShardId, list[Copy]] = {}
         for digest in self._holders:
             for shard, index in self.ids(digest).items():
                 if self.holders_of(digest, index):
                     copies.setdefault(shard, []).append((digest, index))
-        for shard in copies:
-            self._boxes_by_leaf.setdefault(shard.leaf, []).append(shard.box)
         return copies
+
+    @cached_property
+    def _boxes_by_leaf(self) -> dict[str, list[Box]]:
+        boxes: dict[str, list[Box]] = {}
+        for shard in self._copies_by_shard:
+            boxes.setdefault(shard.leaf, []).append(shard.box)
+        return boxes
 
 
 def _common_volume(a: Box, b: Box) -> int:

@@ -34,12 +34,6 @@ class Divergence(msgspec.Struct, frozen=True, order=True):
     shard: ShardId
     copies: tuple[tuple[int, tuple[str, ...]], ...]
 
-    @classmethod
-    def of(cls, save: SaveId, shard: ShardId, holders: Mapping[int, set[str]]) -> Divergence:
-        """Return the divergence with the holders of each CRC in order."""
-        ranked = sorted(holders.items(), key=lambda item: (-len(item[1]), item[0]))
-        return cls(save, shard, tuple((crc, tuple(sorted(names))) for crc, names in ranked))
-
     def describe(self) -> str:
         """Return one line that names step, leaf, box and holders."""
         sides = "; ".join(f"{crc:08x} at {few(names)}" for crc, names in self.copies)
@@ -71,11 +65,13 @@ def find_divergence(
             if entry.box in suspicious and 0 <= entry.leaf < len(paths):
                 shard = ShardId(paths[entry.leaf], entry.box)
                 crcs.setdefault(shard, {}).setdefault(entry.crc32c, set()).update(holders)
-    return [
-        Divergence.of(save, shard, by_crc)
-        for shard, by_crc in sorted(crcs.items(), key=lambda item: item[0])
-        if len(by_crc) > 1
-    ]
+    differing: list[Divergence] = []
+    for shard, holders_of in sorted(crcs.items(), key=lambda item: item[0]):
+        if len(holders_of) > 1:
+            ranked = sorted(holders_of.items(), key=lambda item: (-len(item[1]), item[0]))
+            copies = tuple((crc, tuple(sorted(names))) for crc, names in ranked)
+            differing.append(Divergence(save, shard, copies))
+    return differing
 
 
 def _suspicious(every: Sequence[Contents]) -> set[Box]:
@@ -116,9 +112,9 @@ def divergences(inventory: Inventory, save: SaveId) -> list[Divergence]:
     """Return the shards of ``save`` whose copies differ between the holders of ``inventory``."""
     contents_of_holders: dict[str, tuple[Contents, ...]] = {}
     for holder in inventory.holders:
-        contents = (inventory.manifests.get(t.digest) for t in holder.tensors if t.save == save)
+        digests = [manifest.digest for manifest in holder.tensors if manifest.save == save]
         contents_of_holders[holder.holder] = tuple(
-            manifest for manifest in contents if manifest is not None
+            inventory.manifests[digest] for digest in digests if digest in inventory.manifests
         )
     return find_divergence(save, contents_of_holders)
 

@@ -5,7 +5,7 @@ As in ``types``, values that occur in large numbers are exempt from garbage coll
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -141,15 +141,12 @@ def newest_timeline(
     Of several lives with one number, the life with the newest save counts: a save that a holder
     knows to be complete, or that the log lists.
     """
-    chain = None if table is None else table.chain
-    complete = _known_complete(holders, table)
-    return newest(*(holder.timeline for holder in holders), known, chain, complete=complete)
-
-
-def _known_complete(holders: Sequence[HolderInventory], table: Table | None) -> Iterator[SaveId]:
-    yield from (holder.known_complete for holder in holders if holder.known_complete)
+    timelines = [holder.timeline for holder in holders]
+    complete = [holder.known_complete for holder in holders if holder.known_complete]
     if table is not None:
-        yield from (SaveId(e.step, e.incarnation, table.run_id) for e in table.counting())
+        timelines.append(table.chain)
+        complete += [SaveId(e.step, e.incarnation, table.run_id) for e in table.counting()]
+    return newest(*timelines, known, complete=complete)
 
 
 class RestoredSave(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):

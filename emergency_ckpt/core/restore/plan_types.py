@@ -135,7 +135,7 @@ class RestorePlan(msgspec.Struct, frozen=True, tag="plan", forbid_unknown_fields
     """A complete step, which all processes restore, and the copies of each process's part of it.
 
     Attributes:
-      save: identity of the save; None for the persistent tier.
+      save: identity of a save in RAM; None for a step in storage, which is first loaded into RAM.
       addresses: ``"host:port"`` of each holder, by name.
       rejected: newer saves, newest first.
       host_state_count: number of processes at the save, by its host states; None when host states
@@ -145,7 +145,6 @@ class RestorePlan(msgspec.Struct, frozen=True, tag="plan", forbid_unknown_fields
       is_loaded: this restore has loaded the step from storage, on all processes.
     """
 
-    tier: TierName
     step: int
     save: SaveId | None
     copies: dict[ProcessIndex, Copies]

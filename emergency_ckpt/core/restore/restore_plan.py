@@ -174,7 +174,6 @@ def _decide_persistent(
     if wanted and (mismatch := _count_mismatch(candidate.step, candidate.process_count, request)):
         return mismatch
     return RestorePlan(
-        tier=PERSISTENT,
         step=candidate.step,
         save=None,
         copies={process: Copies() for process in sorted(request.targets)},
@@ -325,7 +324,6 @@ def _plan(
             host_states = (_own_host_state(process, states, me),)
         copies[process] = Copies(bundles, tensors.own_manifests(me), place, host_states)
     return RestorePlan(
-        tier=LOCAL,
         step=part.save.step,
         save=part.save,
         copies=copies,

@@ -186,18 +186,18 @@ def test_shard_in_different_manifests_comes_from_each_in_turn() -> None:
     assert sorted(sources) == ["process/0"] * 2 + ["process/1"] * 2
 
 
-@pytest.mark.parametrize(
-    ("tensors_of", "tier"), [(FIRST, "local"), (SECOND, "persistent"), ("", "persistent")]
-)
-def test_stored_tensors_of_a_save_never_precede_that_save(tensors_of: str, tier: str) -> None:
+@pytest.mark.parametrize(("tensors_of", "is_stored"), [(FIRST, False), (SECOND, True), ("", True)])
+def test_stored_tensors_of_a_save_never_precede_that_save(
+    tensors_of: str, *, is_stored: bool
+) -> None:
     world = saved(life=FIRST)
     stored = PersistentStep(40, 0, False, LATER, tensors_of=tensors_of)
-    assert planned_with(world, stored).tier == tier
+    assert (planned_with(world, stored).save is None) == is_stored
 
 
 def test_step_of_another_program_never_precedes_ram() -> None:
     stored = PersistentStep(40, 0, False, LATER, "another program wrote it", is_foreign=True)
-    assert planned_with(saved(life=FIRST), stored).tier == "local"
+    assert planned_with(saved(life=FIRST), stored).save is not None
 
 
 def test_stored_tensors_of_a_save_follow_what_is_left_of_it() -> None:
@@ -205,4 +205,4 @@ def test_stored_tensors_of_a_save_follow_what_is_left_of_it() -> None:
     for process in range(4):
         world.lose(process)
     stored = PersistentStep(40, 0, False, LATER, tensors_of=FIRST)
-    assert planned_with(world, stored).tier == "persistent"
+    assert planned_with(world, stored).save is None

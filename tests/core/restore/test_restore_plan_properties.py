@@ -151,7 +151,10 @@ def check(inventory: Inventory, wanted: dict[int, tuple[ShardId, ...]],
     )
     oracle = Oracle(inventory, wanted, leaves, remap=remap, needs_host_state=states)
     kind, expected_step, save = oracle.verdict(step)
-    event(outcome.tier if isinstance(outcome, RestorePlan) else outcome.kind)
+    if isinstance(outcome, NoPlan):
+        event(outcome.kind)
+    else:
+        event("from RAM" if outcome.save else "from storage")
     if isinstance(outcome, RestorePlan):
         assert (kind, expected_step, save) == ("restore", outcome.step, outcome.save)
         oracle.check_plan(outcome)

@@ -167,11 +167,10 @@ class Scenario:
         lines: list[str] = []
         if isinstance(outcome, RestorePlan):
             life = f" of incarnation {outcome.save.incarnation}" if outcome.save else ""
+            tier = "local" if outcome.save else "persistent"
             count = outcome.host_state_count
             states = "no host states" if count is None else f"host states of {count}"
-            lines.append(
-                f"restore step {outcome.step}{life} from the {outcome.tier} tier, {states}"
-            )
+            lines.append(f"restore step {outcome.step}{life} from the {tier} tier, {states}")
             inventory = self.world.inventory()
             parts = parts_of(outcome, inventory, self.world.layout.targets())
             counts = {d: len(contents.shards) for d, contents in inventory.manifests.items()}

@@ -15,10 +15,10 @@ UNREAD = {
 
 
 def in_ram(step: int, life: str) -> RestorePlan:
-    return RestorePlan("local", step, SaveId(step, life, "run"), {})
+    return RestorePlan(step, SaveId(step, life, "run"), {})
 
 
-STORED = RestorePlan("persistent", 8, None, {})
+STORED = RestorePlan(8, None, {})
 
 
 @pytest.mark.parametrize(
