@@ -75,12 +75,7 @@ def copy_threads() -> int:
 @functools.lru_cache(maxsize=1)
 def _rate_of_one_thread() -> float:
     """Return the GB/s at which one thread copies into shared memory with CRC32C."""
-    file = os.memfd_create("eckpt-rate", os.MFD_CLOEXEC)
-    try:
-        os.ftruncate(file, _PROBE_BYTES)
-        memory = _native.Mapping(file, _PROBE_BYTES, writable=True)
-    finally:
-        os.close(file)
+    memory = new_memory("eckpt-rate", _PROBE_BYTES)
     data = bytes(_PROBE_BYTES)
     seconds: list[float] = []
     for _ in range(3):  # the first makes the pages
@@ -89,6 +84,16 @@ def _rate_of_one_thread() -> float:
         seconds.append(time.perf_counter() - began_s)
     memory.close()
     return _PROBE_BYTES / 1e9 / min(seconds)
+
+
+def new_memory(name: str, size_bytes: int) -> _native.Mapping:
+    """Return memory outside of the ramdisk, freed with its last view. OSError: there is none."""
+    file = os.memfd_create(name, os.MFD_CLOEXEC)
+    try:
+        os.ftruncate(file, size_bytes)
+        return _native.Mapping(file, size_bytes, writable=True)
+    finally:
+        os.close(file)
 
 
 FIRST_TOLD_S = 5.0

@@ -7,7 +7,6 @@ is published once it has all that stays in RAM, so a restore that fails leaves n
 
 from __future__ import annotations
 
-import os
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
@@ -16,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from emergency_ckpt import _native
-from emergency_ckpt.background import copy_threads
+from emergency_ckpt.background import copy_threads, new_memory
 from emergency_ckpt.core.restore.inventory import HeldTensors, HolderInventory
 from emergency_ckpt.core.shard_layout import Layout
 from emergency_ckpt.errors import LocalTierError, NotHeld
@@ -39,12 +38,7 @@ class Scratch:
     def __init__(self, size_bytes: int) -> None:
         size_bytes = max(1, size_bytes)
         try:
-            fd = os.memfd_create("eckpt-fetched", os.MFD_CLOEXEC)
-            try:
-                os.ftruncate(fd, size_bytes)
-                self.mapping = _native.Mapping(fd, size_bytes, writable=True)
-            finally:
-                os.close(fd)
+            self.mapping = new_memory("eckpt-fetched", size_bytes)
         except OSError as error:
             raise LocalTierError("make", f"{size_bytes} bytes of memory", str(error)) from error
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import gc
 import mmap
-import os
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from emergency_ckpt import _native
-from emergency_ckpt.background import copy_threads
+from emergency_ckpt.background import copy_threads, new_memory
 from emergency_ckpt.core.shard_layout import Layout
 from emergency_ckpt.errors import SaveFailed
 from emergency_ckpt.state.pins import Pin, Pins
@@ -30,20 +29,20 @@ class SlotCapture:
     When the local save ends without having read (no slot is free, RAM has the step already, the
     save is dropped), the persistent save reads the snapshot itself. The snapshot is closed when
     neither save needs it any more.
+
+    Attributes:
+      is_wanted: the persistent save still wants the bytes.
     """
 
     def __init__(
         self, snapshot: Snapshot, shards: Sequence[ShardId] = (), *, is_wanted: bool = False
     ) -> None:
-        """Share ``snapshot``; ``is_wanted``: a persistent save wants its bytes.
-
-        ``shards``: the shards of ``snapshot``, in its order.
-        """
+        """Share ``snapshot``, of ``shards`` in this order."""
         self.snapshot = snapshot
         self.shards = tuple(shards)
         self._lock = threading.Lock()
         self._settled = threading.Event()
-        self._is_wanted = is_wanted
+        self.is_wanted = is_wanted
         self._is_read = False
         self._copied: tuple[Pin, dict[ShardId, HostShard]] | None = None
 
@@ -54,39 +53,26 @@ class SlotCapture:
         self._is_read = True
         return self.snapshot.read_into(target)
 
-    @property
-    def is_wanted(self) -> bool:
-        """Return whether the persistent save still wants the bytes."""
-        return self._is_wanted
-
     def hand_over(
-        self,
-        pin: Pin,
-        leaves: Sequence[LeafSpec],
-        layout: Layout,
-        crcs: Sequence[int],
+        self, pin: Pin, leaves: Sequence[LeafSpec], layout: Layout, crcs: Sequence[int]
     ) -> None:
         """Give the slot's bytes and ``pin`` to the persistent save, if that still wants them."""
         with self._lock:
-            if not self._is_wanted:
+            if not self.is_wanted:
                 pin.end()
                 return
-            places = zip(layout.shards, crcs, strict=True)
-            self._copied = (
-                pin,
-                _shards_of(
-                    pin,
-                    leaves,
-                    ((place.shard, place.offset, place.nbytes, crc) for place, crc in places),
-                ),
-            )
+            places = [
+                (place.shard, place.offset, place.nbytes, crc)
+                for place, crc in zip(layout.shards, crcs, strict=True)
+            ]
+            self._copied = pin, _shards_of(pin, leaves, places)
         self._settled.set()
 
     def close(self) -> None:
         """End the part of the local save, whether the save has read or not. Idempotent."""
         with self._lock:
             self._settled.set()
-            if self._is_read or not self._is_wanted:
+            if self._is_read or not self.is_wanted:
                 self.snapshot.close()
 
     # The persistent save.
@@ -110,7 +96,7 @@ class SlotCapture:
     def release(self) -> None:
         """Note that the persistent save needs the bytes no more. Idempotent."""
         with self._lock:
-            self._is_wanted = False
+            self.is_wanted = False
             copied, self._copied = self._copied, None
             if self._settled.is_set():
                 self.snapshot.close()
@@ -240,12 +226,7 @@ class ScratchArea:
 def _new_memory(nbytes: int) -> _native.Mapping:
     size_bytes = max(-(-nbytes // mmap.PAGESIZE), 1) * mmap.PAGESIZE
     try:
-        fd = os.memfd_create("eckpt-capture", os.MFD_CLOEXEC)
-        try:
-            os.ftruncate(fd, size_bytes)
-            return _native.Mapping(fd, size_bytes, writable=True)
-        finally:
-            os.close(fd)
+        return new_memory("eckpt-capture", size_bytes)
     except OSError as error:
         raise SaveFailed("make", f"{size_bytes} bytes of memory", str(error)) from error
 
