@@ -175,12 +175,6 @@ class EmergencyCheckpointer:
     def _end_others(self) -> None:
         """End the others of this process that make way, and wait for those that were dropped."""
         _final_calls.start()
-        if self._replace_others():
-            gc.collect()  # what only its own parts refer to has been dropped as well
-        _final_calls.wait(self._config.start_timeout_s / 2)
-
-    def _replace_others(self) -> bool:
-        """End the others that make way; return whether there are any others."""
         config = self._config
         place = (config.run_name, config.local_dir)
         others = [] if config.only_reads else [e for e in _alive if not e._end.has_come]
@@ -190,7 +184,9 @@ class EmergencyCheckpointer:
             if other.makes_way and is_here and not theirs.only_reads:
                 logging.warning("run %r: %s", config.run_name, _REPLACED)
                 other._end.come(_REPLACED)
-        return bool(others)
+        if others:
+            gc.collect()  # what only its own parts refer to has been dropped as well
+        _final_calls.wait(config.start_timeout_s / 2)
 
     @classmethod
     def default_config(cls) -> CheckpointerConfig:

@@ -20,9 +20,10 @@ from emergency_ckpt.errors import ConfigError
 
 SECRET_VARIABLE = "ECKPT_SECRET"  # noqa: S105  the name of a variable, not a secret
 LAUNCHER_VARIABLE = "ECKPT_JOB_SECRET"
-"""Variable with the secret that ``eckpt launch`` generates for the processes that it starts."""
-_GENERATE_HINT = "python -c 'import secrets; print(secrets.token_hex(32))' makes one"
+"""Variable with the secret that ``eckpt launch`` generates for the processes that it starts.
 
+No other party knows that secret, but the next job has another one."""
+_GENERATE_HINT = "python -c 'import secrets; print(secrets.token_hex(32))' makes one"
 
 Kind = Literal["given", "launcher"]
 """Source: the user, or the launcher that has started all processes of the job."""
@@ -91,14 +92,6 @@ def secret_for_tools(path: Path | None) -> bytes | None:
     return secret_from_environment(os.environ) if path is None else load_secret_file(path)
 
 
-def launcher_secret(environ: Mapping[str, str]) -> bytes | None:
-    """Return the secret that the job's launcher generated; None without such a launcher.
-
-    No other party knows it, but the next job has another one. ConfigError when it is too short.
-    """
-    return _from_variable(LAUNCHER_VARIABLE, environ)
-
-
 def own_secret(secret_file: str | None, environ: Mapping[str, str]) -> OwnSecret | None:
     """Return the secret given to this process; None when it is given none.
 
@@ -110,7 +103,7 @@ def own_secret(secret_file: str | None, environ: Mapping[str, str]) -> OwnSecret
     given = secret_from_environment(environ)
     if given is not None:
         return OwnSecret(given, "given")
-    launched = launcher_secret(environ)
+    launched = _from_variable(LAUNCHER_VARIABLE, environ)
     return None if launched is None else OwnSecret(launched, "launcher")
 
 
@@ -137,15 +130,22 @@ def _kind_of(mode: int) -> str:
     return kinds.get(stat.S_IFMT(mode), "something else")
 
 
-def check_secret(secret: bytes) -> None:
+def check_secret(secret: bytes, name: str = "the secret") -> None:
     """Raise ConfigError for a short secret: a recorded handshake could be searched offline."""
-    _check_length(secret, "the secret")
+    if not MIN_SECRET_BYTES <= len(secret) <= MAX_SECRET_BYTES:
+        raise ConfigError(
+            [
+                f"{name} has {len(secret)} bytes, not"
+                f" {MIN_SECRET_BYTES} to {MAX_SECRET_BYTES}; {_GENERATE_HINT}"
+            ],
+            target="secret",
+        )
 
 
 def _given(data: bytes, where: str) -> bytes:
     # A secret that is too long was read only in part, and stripping could hide that.
     secret = data.strip() if _is_text(data) and len(data) <= MAX_SECRET_BYTES else data
-    _check_length(secret, where)
+    check_secret(secret, where)
     # 16 random bytes in any notation have 36 at the least; what repeats itself has less.
     if len(zlib.compress(secret, 9)) < MIN_SECRET_BYTES:
         problem = f"{where} can be guessed, because it repeats itself; {_GENERATE_HINT}"
@@ -158,17 +158,6 @@ def _is_text(data: bytes) -> bool:
         return data.decode().strip().isprintable()
     except UnicodeDecodeError:
         return False
-
-
-def _check_length(secret: bytes, where: str) -> None:
-    if not MIN_SECRET_BYTES <= len(secret) <= MAX_SECRET_BYTES:
-        raise ConfigError(
-            [
-                f"{where} has {len(secret)} bytes, not"
-                f" {MIN_SECRET_BYTES} to {MAX_SECRET_BYTES}; {_GENERATE_HINT}"
-            ],
-            target="secret",
-        )
 
 
 @functools.lru_cache(maxsize=8)

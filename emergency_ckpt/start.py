@@ -1,7 +1,4 @@
-"""Checks at a start: settings, the directory's claim and, with ``require``, the peers.
-
-The step log of the persistent directory is read, and a free directory is claimed.
-"""
+"""Checks at a start: settings, the directory's claim and, with ``require``, the peers."""
 
 from __future__ import annotations
 
@@ -121,7 +118,9 @@ class PeerProbe:
         """
         for peer, thread in self._threads.items():
             thread.join(max(0.0, self._deadline_s - time.monotonic()))
-            error = self._errors.get(peer, self._silence(peer))
+            silence = f"no answer within {self._timeout_s:g} s"
+            no_answer = CheckpointError("greet", f"process {peer}", silence)
+            error = self._errors.get(peer, no_answer)
             if error is not None:
                 raise self._unreachable(peer, error)
 
@@ -139,21 +138,14 @@ class PeerProbe:
         if error is not None and self._on_failure is not None:
             self._on_failure(peer, self._unreachable(peer, error))
 
-    def _name(self, peer: int) -> str:
-        return f"process {peer} at {self._addresses.get(peer, 'an unknown address')}"
-
     def _unreachable(self, peer: int, error: CheckpointError) -> PeerUnreachable:
         return PeerUnreachable(
             "start",
-            self._name(peer),
+            f"process {peer} at {self._addresses.get(peer, 'an unknown address')}",
             f"it cannot be reached from this process: {error}",
             hint="set bind_host there to an address that the other hosts reach, and open its port"
             " (bind_port) between all hosts of the job",
         )
-
-    def _silence(self, peer: int) -> CheckpointError:
-        text = f"no answer within {self._timeout_s:g} s"
-        return CheckpointError("greet", f"process {peer}", text)
 
 
 _WRITE_TIMEOUT_S = 5.0
@@ -228,7 +220,7 @@ class ClaimAtStart:
         if self.has_read and self._saves_there:
             try:
                 self._writer.enter(incarnation, time.monotonic() + _WRITE_TIMEOUT_S)
-            except DirectoryInUse:
+            except DirectoryInUse:  # a PersistentTierError, too
                 raise
             except (PersistentTierError, CorruptData) as error:
                 self._events.emit(

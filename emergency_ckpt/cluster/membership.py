@@ -29,7 +29,9 @@ from emergency_ckpt.transfer.server import TransferServer
 from emergency_ckpt.types import Writer
 
 _PART_TO_WAIT = 0.7
-"""Share of the start's deadline that may be spent waiting for an earlier incarnation."""
+"""Share of the start's deadline that may be spent waiting for an earlier incarnation.
+
+The others must see the failure before their own deadlines."""
 
 
 class JobStart(NamedTuple):
@@ -81,6 +83,7 @@ class Membership:
         self._events = events
         self._mapper = mapper
         self._config = config
+        self._wait_s = _PART_TO_WAIT * config.start_timeout_s
         self._start = start
         run_id = self._run_id = config.run_name
         self._writer = Writer(
@@ -125,11 +128,6 @@ class Membership:
         this process alone.
         """
         self.tier.adopt_orphans(self._wait_s)
-
-    @property
-    def _wait_s(self) -> float:
-        # The others must see the failure before their own deadlines.
-        return _PART_TO_WAIT * self._config.start_timeout_s
 
     @property
     def tier(self) -> LocalTier:

@@ -16,6 +16,7 @@ from emergency_ckpt.cluster.coordination import (
     deadline_left_s,
     decode_each,
     decode_message,
+    joined_errors,
 )
 from emergency_ckpt.cluster.left_processes import have_left
 from emergency_ckpt.cluster.round import Round
@@ -217,7 +218,7 @@ def agree_start(
 
 
 def _begin(hellos: dict[int, _Hello], stored: Callable[[], Known]) -> Started:
-    error = _rejection_reason(hellos)
+    error = joined_errors({process: hello.error for process, hello in hellos.items()})
     if error:
         return Started("", error=error)
     try:
@@ -227,8 +228,3 @@ def _begin(hellos: dict[int, _Hello], stored: Callable[[], Known]) -> Started:
         return Started("", error=str(failure)[:ERROR_LIMIT_CHARS])
     complete = max((known.complete for known in every if known.complete), default=None)
     return Started(incarnation, max(known.newest_step for known in every), complete)
-
-
-def _rejection_reason(hellos: dict[int, _Hello]) -> str:
-    failed = {p: hello.error for p, hello in sorted(hellos.items()) if hello.error}
-    return "; ".join(f"process {p}: {error}" for p, error in list(failed.items())[:4])

@@ -40,7 +40,7 @@ class Timelines:
 
     def __init__(
         self,
-        tier: LocalTier | None,
+        tier: LocalTier,
         events: EventSink,
         newest_step: int = -1,
         complete: SaveId | None = None,
@@ -49,7 +49,7 @@ class Timelines:
         """Begin with the recorded timeline.
 
         Args:
-          tier: the tier that records the timeline; None: it is not recorded.
+          tier: records the timeline.
           newest_step: the newest step known at the start of the job; -1 without any.
           complete: the newest save that any process had on record at the start as complete.
           on_nothing: called at a first save without a restore, where the run has no step.
@@ -58,7 +58,7 @@ class Timelines:
         self._events = events
         self._on_nothing = on_nothing
         self._lock = threading.Lock()
-        self._bound = None if tier is None else tier.timeline
+        self._bound = tier.timeline
         self._pending: Timeline | None = None
         self._is_requested = False
         self._newest_step = newest_step
@@ -117,10 +117,9 @@ class Timelines:
                 return
             self._has_begun = True
             left = self._newest_step
-            if self._tier is not None:
-                tensors, _, complete = self._tier.held()
-                saves = [manifest.save for manifest in tensors] + ([complete] if complete else [])
-                left = max(left, newest_step(saves, self._bound))
+            tensors, _, complete = self._tier.held()
+            saves = [manifest.save for manifest in tensors] + ([complete] if complete else [])
+            left = max(left, newest_step(saves, self._bound))
             if left >= 0:
                 self._pending = continued(None, None, save.incarnation)
         if left < 0:
@@ -139,7 +138,7 @@ class Timelines:
 
     def _record(self) -> None:
         bound = self.bound
-        if self._tier is None or bound is None:
+        if bound is None:
             return
         try:
             self._tier.follow(bound)
@@ -155,10 +154,8 @@ class Timelines:
 
     def leads_to(self, save: SaveId, stored: SaveId) -> bool:
         """Return whether ``stored`` is of the incarnation of ``save``, or of its ancestors."""
-        with self._lock:
-            timeline = self._bound if self._pending is None else self._pending
         is_of_run = stored.run_id == save.run_id
-        return is_of_run and is_on_way(stored, life_of(save.incarnation), timeline)
+        return is_of_run and is_on_way(stored, life_of(save.incarnation), self.current)
 
 
 SOON_S = 30.0

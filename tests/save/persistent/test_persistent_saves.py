@@ -9,6 +9,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -78,6 +79,7 @@ class DirectPeers(Peers):
 
 
 QUIET = EventSink(None, process_index=0)
+NO_RAM: Any = SimpleNamespace(timeline=None)
 
 
 class Job:
@@ -100,7 +102,7 @@ class Job:
                 chain=StoredChain(
                     writer_of(self.tier),
                     lambda: writer_of(self.tier),
-                    Timelines(None, QUIET),
+                    Timelines(NO_RAM, QUIET),
                     QUIET,
                 ),
                 limits=time_limits(None, LONG_S),
