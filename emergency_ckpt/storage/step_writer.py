@@ -42,6 +42,7 @@ import tensorstore
 from etils import epath
 
 from emergency_ckpt.core.step_names import METRICS
+from emergency_ckpt.errors import CorruptData
 from emergency_ckpt.storage.item.array_writes import (
     ArrayWrites,
     UnpublishedDatabase,
@@ -53,8 +54,6 @@ from emergency_ckpt.storage.item.state import (
     SHARDINGS,
     ItemTree,
     array_metadata,
-    arrays_name,
-    check_same_arrays,
     shardings,
 )
 from emergency_ckpt.storage.marker import OURS
@@ -159,14 +158,14 @@ class StepWriter:
 
     def _write_into(self, databases: Mapping[str, tensorstore.KvStore]) -> None:
         """Write this process's arrays into each item's database, and the documents meanwhile."""
-        documents_written = self._objects.begin(dict(self._documents()))
+        documents = self._objects.begin(dict(self._documents()))
         try:
             for name, database in databases.items():
                 self._writes.write_into(database, self._items[name].arrays)
         except BaseException:
-            documents_written.settle()
+            self._objects.settle(documents)
             raise
-        documents_written.generations()
+        self._objects.generations(documents)
 
     def _claim(self) -> bytes:
         """Claim the step's place; return the generation of the file that shows the claim."""
@@ -211,8 +210,9 @@ class StepWriter:
             names = {writer: _arrays_name(item, writer) for writer in self._others}
             documents = self._objects.read(names.values())
             for writer, name in names.items():
-                path, written = f"{self._folder}/{name}", documents.get(name)
-                check_same_arrays(own, written, path, writer)
+                if documents.get(name) != own.encode():
+                    problem = f"process {writer} stored other arrays than this process"
+                    raise CorruptData("save", f"{self._folder}/{name}", problem)
 
     def _handlers(self) -> dict[str, str]:
         """Return the name of Orbax's handler of each item."""
@@ -237,7 +237,8 @@ class StepWriter:
 
 
 def _arrays_name(item: str, process: int) -> str:
-    return f"{item}/{arrays_name(process)}"
+    """Return the name of the document of the arrays that ``process`` wrote."""
+    return f"{item}/array_metadatas/process_{process}"
 
 
 def _manifest(database: UnpublishedDatabase, folder: str) -> dict[str, bytes]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -51,6 +50,9 @@ class ArrayWrites:
       creates: True for the first writer, which also writes the metadata of the arrays.
       at_once_bytes: maximum number of bytes in one transaction; a larger part has its own.
       progress: counts the bytes that TensorStore writes.
+
+    Attributes:
+      is_cancelled: True once the save was cancelled.
     """
 
     def __init__(
@@ -68,13 +70,8 @@ class ArrayWrites:
         self._counted_s = time.monotonic()
         self._written_bytes: int | None = None  # when counted last
         self._uncounted_bytes = 0  # of the batch that is being written
-        self._is_cancelled = threading.Event()
+        self.is_cancelled = False
         self._kinds: dict[tuple[object, ...], _Kind] = {}
-
-    @property
-    def is_cancelled(self) -> bool:
-        """Return True once the save was cancelled."""
-        return self._is_cancelled.is_set()
 
     def database_of(self, process: int) -> str:
         """Return the name of a writer's database, a folder below the item.
@@ -92,7 +89,7 @@ class ArrayWrites:
 
     def cancel(self) -> None:
         """Begin no more commits, and wait for none. Thread-safe; does not block."""
-        self._is_cancelled.set()
+        self.is_cancelled = True
 
     def open(self, database: dict[str, Any], context: tensorstore.Context) -> tensorstore.KvStore:
         """Return the opened database of a spec. Blocks, until the save is cancelled."""
@@ -128,7 +125,7 @@ class ArrayWrites:
             if commit is not None:
                 # Otherwise its files would come back into a folder that is being removed. After a
                 # cancelled save they still may.
-                self._wait(commit)
+                wait_for(commit, self._is_over)
             raise
 
     def _begin(
@@ -164,21 +161,17 @@ class ArrayWrites:
 
     def result(self, future: Any) -> Any:
         """Return the result of TensorStore's ``future``; PersistentTierError once cancelled."""
-        self._wait(future)
+        wait_for(future, self._is_over)
         if not future.done():
             future.cancel()
             self.check()
         self._progress.touch()
         return future.result()
 
-    def _wait(self, future: Any) -> None:
-        """Return when TensorStore's ``future`` is done, or the save is cancelled."""
-        wait_for(future, self._is_over)
-
     def _is_over(self) -> bool:
         if time.monotonic() - self._counted_s >= _COUNTED_EVERY_S:
             self._count()
-        return self._is_cancelled.is_set()
+        return self.is_cancelled
 
     def _count(self) -> None:
         """Note the bytes written since the last count, which no future reports before its end."""
@@ -191,12 +184,8 @@ class ArrayWrites:
 
     def _kind(self, array: ItemArray) -> _Kind:
         key = (array.shape, array.dtype, array.chunk_shape)
-        kind = self._kinds.get(key)
-        if kind is None:
-            kind = self._kinds[key] = self._new_kind(array)
-        return kind
-
-    def _new_kind(self, array: ItemArray) -> _Kind:
+        if key in self._kinds:
+            return self._kinds[key]
         spec = tensorstore.Spec(
             {
                 "driver": "zarr",
@@ -214,7 +203,8 @@ class ArrayWrites:
         )
         memory = tensorstore.KvStore.open("memory://").result()
         tensorstore.open(spec, kvstore=memory, create=True).result()
-        return _Kind(spec, memory[_METADATA_KEY])
+        kind = self._kinds[key] = _Kind(spec, memory[_METADATA_KEY])
+        return kind
 
 
 def _written_bytes() -> int:

@@ -14,9 +14,12 @@ from emergency_ckpt.storage.orbax_reader import kvstore_of
 
 
 class _Write(NamedTuple):
-    name: str
     data: bytes
     future: Any
+
+
+Writes = dict[str, _Write]
+"""Writes under way, by the names of the objects. ``settle`` or ``generations`` must be called."""
 
 
 class StepObjects:
@@ -37,21 +40,36 @@ class StepObjects:
 
     def begin(
         self, objects: Mapping[str, bytes], over: Mapping[str, bytes] | None = None
-    ) -> ObjectWrites:
+    ) -> Writes:
         """Begin to write ``objects``, given by name, all at once. Does not block.
 
         ``over``: the generations of existing objects to replace; the other objects must not exist.
         """
         over = over or {}
-        return ObjectWrites(
-            self,
-            [
-                _Write(
-                    name, data, self._store.write(name, data, if_equal=over.get(name, self._absent))
-                )
-                for name, data in objects.items()
-            ],
-        )
+        writes: Writes = {}
+        for name, data in objects.items():
+            future = self._store.write(name, data, if_equal=over.get(name, self._absent))
+            writes[name] = _Write(data, future)
+        return writes
+
+    def settle(self, writes: Writes) -> None:
+        """Wait until storage has answered, whatever the answer: the save has failed already."""
+        for write in writes.values():
+            wait_for(write.future)
+
+    def generations(self, writes: Writes) -> dict[str, bytes]:
+        """Return the generation of each object by its name; PersistentTierError after a failure."""
+        self.settle(writes)
+        return {name: self._generation_of(name, write) for name, write in writes.items()}
+
+    def _generation_of(self, name: str, write: _Write) -> bytes:
+        generation = result_of(write.future).generation
+        if generation:
+            return generation
+        result = result_of(self._store.read(name))
+        if result.state == "value" and result.value == write.data:
+            return result.stamp.generation
+        raise self._lost(name)
 
     def write(
         self, objects: Mapping[str, bytes], over: Mapping[str, bytes] | None = None
@@ -60,7 +78,7 @@ class StepObjects:
 
         PersistentTierError when another process has written or removed one of the objects.
         """
-        return self.begin(objects, over).generations()
+        return self.generations(self.begin(objects, over))
 
     def commit(
         self,
@@ -81,7 +99,7 @@ class StepObjects:
             written |= self.write({name: text})
         if self.read([STEP_METADATA]).get(STEP_METADATA) != metadata:
             self.remove(dict(reversed(written.items())))
-            raise self.lost(STEP_METADATA)
+            raise self._lost(STEP_METADATA)
 
     def read(self, names: Iterable[str]) -> dict[str, bytes]:
         """Return the bytes of the objects that exist."""
@@ -89,47 +107,18 @@ class StepObjects:
         results = {name: result_of(future) for name, future in reads.items()}
         return {name: result.value for name, result in results.items() if result.state == "value"}
 
-    def generation_of(self, write: _Write) -> bytes:
-        """Return the generation that ``write`` has made; PersistentTierError when it failed."""
-        generation = result_of(write.future).generation
-        if generation:
-            return generation
-        result = result_of(self._store.read(write.name))
-        if result.state == "value" and result.value == write.data:
-            return result.stamp.generation
-        raise self.lost(write.name)
-
     def remove(self, generations: Mapping[str, bytes]) -> None:
         """Remove objects that still have these generations, in this order."""
         for name, generation in generations.items():
             result_of(self._store.write(name, None, if_equal=generation))
 
-    def lost(self, name: str) -> PersistentTierError:
-        """Return the error for an object that another process has changed."""
+    def _lost(self, name: str) -> PersistentTierError:
         return PersistentTierError(
             "save",
             f"{self._folder}/{name}",
             "it was written or removed by another process meanwhile",
             hint="only one job may save in a directory; the next save tries again",
         )
-
-
-class ObjectWrites:
-    """Writes under way. One of the two methods must be called."""
-
-    def __init__(self, objects: StepObjects, writes: list[_Write]) -> None:
-        self._objects = objects
-        self._writes = writes
-
-    def settle(self) -> None:
-        """Wait until storage has answered, whatever the answer: the save has failed already."""
-        for write in self._writes:
-            wait_for(write.future)
-
-    def generations(self) -> dict[str, bytes]:
-        """Return the generation of each object by its name; PersistentTierError after a failure."""
-        self.settle()
-        return {write.name: self._objects.generation_of(write) for write in self._writes}
 
 
 def _generation_of_nothing() -> bytes:

@@ -18,17 +18,17 @@ import numpy.typing as npt
 import orbax.checkpoint as ocp
 from etils import epath
 
-from emergency_ckpt.core.boxes import chunk_shape, volume, whole
+from emergency_ckpt.core.boxes import chunk_shape, relative, slices, volume, whole
 from emergency_ckpt.core.restore.leaves import STORED_AS_UINT8
 from emergency_ckpt.core.step_names import leaves_by_item
-from emergency_ckpt.errors import CorruptData, InvalidState, PersistentTierError
+from emergency_ckpt.errors import InvalidState, PersistentTierError
 from emergency_ckpt.state.dtypes import dtype_named
 from emergency_ckpt.state.staging import HostShard
 from emergency_ckpt.state.tree import Leaf, LeafKind, PyTree, StateTree, boxes_by_device, path_of
 from emergency_ckpt.storage.marker import ITEM
 from emergency_ckpt.storage.writer_arrays import spread, storage_sharding
 from emergency_ckpt.tier import StepReader, leaf_bytes, read_leaf
-from emergency_ckpt.types import Box, ShardId
+from emergency_ckpt.types import Box, LeafSpec, ShardId
 
 JAX_ARRAY, NUMPY_ARRAY, SCALAR = "jax.Array", "np.ndarray", "scalar"
 """Orbax's names of the types of leaves."""
@@ -103,9 +103,8 @@ def item_state(
         if 0 in shape:
             values[path] = None
         elif leaf.sharding is None:
-            is_mine = jax.process_index() == writers[0]
-            value = _values(leaf, shards[hosts[path]]) if is_mine else None
-            values[path] = _host_array(leaf, value)
+            shard = shards[hosts[path]] if jax.process_index() == writers[0] else None
+            values[path] = _host_array(leaf, shard)
         else:
             key = (leaf.sharding, shape, leaf.kind, leaf.spec.dtype)
             place = places.get(key)
@@ -120,11 +119,9 @@ def _values(leaf: Leaf, shard: HostShard) -> npt.NDArray[Any]:
     return shard.view.view(np.uint8) if leaf.spec.dtype in STORED_AS_UINT8 else shard.view
 
 
-def _host_array(leaf: Leaf, values: npt.NDArray[Any] | None) -> ItemArray:
-    """Return the array of a host value; ``values``: the part that this process writes, or None."""
-    dtype = np.dtype(np.uint8)
-    if leaf.spec.dtype not in STORED_AS_UINT8:
-        dtype = dtype_named(leaf.spec.dtype)
+def _host_array(leaf: Leaf, shard: HostShard | None) -> ItemArray:
+    """Return the array of a host value. ``shard``: None where another process writes the value."""
+    dtype = _stored_dtype(leaf.spec)
     # Orbax does not support Python's complex.
     is_number = leaf.kind is LeafKind.SCALAR and dtype.kind != "c"
     shape = leaf.spec.global_shape
@@ -136,42 +133,36 @@ def _host_array(leaf: Leaf, values: npt.NDArray[Any] | None) -> ItemArray:
         chunk_shape(shape, dtype.itemsize),
         None,
         None,
-        () if values is None else (loaded_part(whole(shape), values),),
+        () if shard is None else (loaded_part(whole(shape), _values(leaf, shard)),),
     )
+
+
+def _stored_dtype(spec: LeafSpec) -> np.dtype[Any]:
+    return np.dtype(np.uint8) if spec.dtype in STORED_AS_UINT8 else dtype_named(spec.dtype)
 
 
 def _device_array(leaf: Leaf, place: _Place, shards: Mapping[ShardId, HostShard]) -> ItemArray:
     dtype = "uint8" if leaf.spec.dtype in STORED_AS_UINT8 else leaf.spec.dtype
+    sharding = place.sharding
+    if leaf.kind is LeafKind.KEYS and isinstance(sharding, jax.sharding.NamedSharding):
+        # As JAX gives it to the data of PRNG keys.
+        sharding = sharding.update(spec=jax.sharding.PartitionSpec(*sharding.spec, None))
+    parts: list[StoredPart] = []
+    for saved, stored in place.mine:
+        values = _values(leaf, shards[ShardId(leaf.spec.path, saved)])
+        if stored != saved:
+            values = values[slices(relative(stored, saved))]
+        parts.append(loaded_part(stored, values))
     return ItemArray(
         leaf.spec.global_shape,
         dtype,
         JAX_ARRAY,
         place.write_shape,
         place.chunk_shape,
-        _of_key_data(place.sharding) if leaf.kind is LeafKind.KEYS else place.sharding,
+        sharding,
         leaf.spec.key_impl,
-        tuple(_cut(leaf, place, shards)),
+        tuple(parts),
     )
-
-
-def _of_key_data(sharding: jax.sharding.Sharding) -> jax.sharding.Sharding:
-    """Return the sharding that JAX gives the data of PRNG keys with ``sharding``."""
-    if not isinstance(sharding, jax.sharding.NamedSharding):
-        return sharding
-    return sharding.update(spec=jax.sharding.PartitionSpec(*sharding.spec, None))
-
-
-def _cut(leaf: Leaf, place: _Place, shards: Mapping[ShardId, HostShard]) -> Iterator[StoredPart]:
-    for saved, stored in place.mine:
-        values = _values(leaf, shards[ShardId(leaf.spec.path, saved)])
-        if stored != saved:
-            values = values[
-                tuple(
-                    slice(start - begin, stop - begin)
-                    for (start, stop), (begin, _) in zip(stored, saved, strict=True)
-                )
-            ]
-        yield loaded_part(stored, values)
 
 
 def _place_of(leaf: Leaf, sharding: jax.sharding.Sharding, writers: Sequence[int]) -> _Place:
@@ -307,20 +298,6 @@ def array_metadata(arrays: Sequence[NamedArray]) -> str | None:
     return json.dumps({"array_metadatas": metadata}) if metadata else None
 
 
-def arrays_name(process: int) -> str:
-    """Return the name below the item of the document of the arrays that ``process`` wrote."""
-    return f"array_metadatas/process_{process}"
-
-
-def check_same_arrays(own: str, other: bytes | None, path: str, writer: int) -> None:
-    """Raise CorruptData when ``writer`` divided the arrays in another way than this process.
-
-    ``own``, ``other``: the two documents of the arrays; that of ``writer`` is at ``path``.
-    """
-    if other != own.encode():
-        raise CorruptData("save", path, f"process {writer} stored other arrays than this process")
-
-
 def late_items(
     step: StepReader,
     like: Mapping[str, epath.Path | None],
@@ -340,13 +317,11 @@ def late_items(
     parts = leaves_by_item(like, values)
     if not like or sum(map(len, parts.values())) < len(values):
         return {ITEM: tree_of(values)}
-    trees = {
-        name: None if item is None else tree_like(structure_of(item), parts[name])
-        for name, item in like.items()
-    }
-    unlike = {name: tree_of(parts[name]) for name, tree in trees.items() if tree is None}
-    items = trees | unlike
-    return {n: tree for n, tree in items.items() if not ocp.utils.is_empty_node(tree)}
+    items: dict[str, Any] = {}
+    for name, item in like.items():
+        tree = None if item is None else _tree_like(structure_of(item), parts[name])
+        items[name] = tree_of(parts[name]) if tree is None else tree
+    return {name: tree for name, tree in items.items() if not ocp.utils.is_empty_node(tree)}
 
 
 def _late_array(step: StepReader, path: str) -> ItemArray | None:
@@ -355,7 +330,7 @@ def _late_array(step: StepReader, path: str) -> ItemArray | None:
     shape = leaf.global_shape
     if 0 in shape:
         return None
-    dtype = np.dtype(np.uint8) if leaf.dtype in STORED_AS_UINT8 else dtype_named(leaf.dtype)
+    dtype = _stored_dtype(leaf)
 
     def load() -> npt.NDArray[Any]:
         return read_leaf(step, path).view(dtype)
@@ -388,17 +363,12 @@ def tree_of(values: Mapping[str, Any]) -> Any:
         for key in outer:
             inner = inner.setdefault(key, {})
             if not isinstance(inner, dict):
-                raise _in_the_way(path)
-        if last in inner:
-            raise _in_the_way(path)
+                break
+        if not isinstance(inner, dict) or last in inner:
+            problem = "a key with a slash makes its path that of another leaf's child"
+            raise InvalidState("write", f"leaf {path!r}", problem)
         inner[last] = value
     return root
-
-
-def _in_the_way(path: str) -> InvalidState:
-    return InvalidState(
-        "write", f"leaf {path!r}", "a key with a slash makes its path that of another leaf's child"
-    )
 
 
 def read_structure(item: epath.Path) -> Any:
@@ -406,7 +376,7 @@ def read_structure(item: epath.Path) -> Any:
     return ocp.StandardCheckpointHandler().metadata(item).tree
 
 
-def tree_like(tree: Any, values: Mapping[str, Any]) -> Any | None:
+def _tree_like(tree: Any, values: Mapping[str, Any]) -> Any | None:
     """Return ``values`` in the structure of ``tree``, or None when the leaves differ.
 
     Leaves with the value None, arrays without elements, are not in the tree of an Orbax item.
