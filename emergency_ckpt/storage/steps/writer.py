@@ -428,7 +428,7 @@ class DirectoryWriter:
                 self._tell_removal("removed", step)
         self._finish_removal([e for e in self._entries() if e.state == "removing"])
         self._clear_temporary()
-        self.settle()
+        self._hide_excluded()
 
     def _clear_temporary(self) -> None:
         """Remove the temporary folders of this package's saves that did not end.
@@ -615,28 +615,29 @@ class DirectoryWriter:
         table = self._read.table
         if table is not None and following(table, chain) != table:
             self._append(lambda table: following(table, chain))
-        self.settle()
+        self._hide_excluded()
 
     def settle(self) -> None:
-        """Hide the steps that the chain excludes.
-
-        The log records this afterwards, so that a recorded step needs no further look.
-        """
+        """Hide the steps that the chain excludes."""
         with self._lock:
-            table = self._read.table
-            if table is None:
-                return
-            hidden: list[Entry] = []
-            for entry in table.left():
-                hide = functools.partial(self._hide, entry)
-                if entry.step not in self._stuck and self._tidy(entry.step, hide) is None:
-                    hidden.append(entry)
-            if not hidden:
-                return
-            self._append(lambda table: listing(table, *in_state("hidden", hidden)))
-            for entry in hidden:
-                folder, reason = self._hidden_folder(entry), table.rejection_reason(entry)
-                self._tell_removal("hidden", entry.step, kept_as=folder, reason=reason)
+            self._hide_excluded()
+
+    def _hide_excluded(self) -> None:
+        """Hide excluded steps, then record that, so that a recorded step needs no further look."""
+        table = self._read.table
+        if table is None:
+            return
+        hidden: list[Entry] = []
+        for entry in table.left():
+            hide = functools.partial(self._hide, entry)
+            if entry.step not in self._stuck and self._tidy(entry.step, hide) is None:
+                hidden.append(entry)
+        if not hidden:
+            return
+        self._append(lambda table: listing(table, *in_state("hidden", hidden)))
+        for entry in hidden:
+            folder, reason = self._hidden_folder(entry), table.rejection_reason(entry)
+            self._tell_removal("hidden", entry.step, kept_as=folder, reason=reason)
 
     def _hidden_folder(self, entry: Entry) -> str:
         return entry.own_folder if self._storage.is_object_store else entry.hidden_folder
