@@ -68,9 +68,8 @@ class ChunkIndex:
         """
         if "://" in item:
             return None
-        nodes = _Nodes(item, progress)
         try:
-            entries = nodes.entries()
+            entries = _entries_of(item, progress)
         except (KeyError, IndexError, TypeError, UnicodeDecodeError):
             return None
         return None if entries is None else cls(item, entries)
@@ -135,10 +134,11 @@ def _form_of(document: bytes) -> _Form | None:
         metadata: dict[str, Any] = json.loads(document)
         shape = tuple(int(size) for size in metadata["shape"])
         chunks = tuple(int(size) for size in metadata["chunks"])
-        dtype = _dtype_of(metadata["dtype"])
-    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+        name = metadata["dtype"]
+        dtype = np.dtype(name) if _PLAIN_NUMBER.fullmatch(name) else dtype_named(name)
+    except (CorruptData, ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return None
-    if dtype is None or len(chunks) != len(shape) or min(chunks, default=1) < 1:
+    if len(chunks) != len(shape) or min(chunks, default=1) < 1:
         return None
     is_plain = (
         metadata.get("zarr_format") == 2
@@ -150,42 +150,34 @@ def _form_of(document: bytes) -> _Form | None:
     return _Form(shape, chunks, dtype, is_plain)
 
 
-class _Nodes:
-    def __init__(self, item: str, progress: WorkProgress) -> None:
-        self._item = item
-        self._progress = progress
-        self._base = self._wait(
-            tensorstore.KvStore.open({"driver": "file", "path": f"{item.rstrip('/')}/"})
-        )
-
-    def entries(self) -> dict[str, bytes | Stretch] | None:
-        manifest = self._wait(tensorstore.ocdbt.dump(self._base))
-        if not manifest.get("versions"):
-            return None  # the versions are in separate files
-        values: dict[str, bytes | Stretch] = {}
-        # A node here is its location, and the beginning of all keys below the node.
-        nodes = [(manifest["versions"][-1]["root"]["location"], b"")]
-        for count, (location, prefix) in enumerate(nodes):
-            if count >= _MOST_NODES:
+def _entries_of(item: str, progress: WorkProgress) -> dict[str, bytes | Stretch] | None:
+    """Return the entries of the database in ``item``; None for a form that is not known here."""
+    folder = {"driver": "file", "path": f"{item.rstrip('/')}/"}
+    base = result_by(progress, tensorstore.KvStore.open(folder), item)
+    manifest = result_by(progress, tensorstore.ocdbt.dump(base), item)
+    if not manifest.get("versions"):
+        return None  # the versions are in separate files
+    values: dict[str, bytes | Stretch] = {}
+    # A node here is its location, and the beginning of all keys below the node.
+    nodes = [(manifest["versions"][-1]["root"]["location"], b"")]
+    for count, (location, prefix) in enumerate(nodes):
+        if count >= _MOST_NODES:
+            return None
+        node = result_by(progress, tensorstore.ocdbt.dump(base, location), item)
+        for entry in node["entries"]:
+            if "location" in entry:
+                below = prefix + bytes(entry["subtree_common_prefix"])
+                nodes.append((entry["location"], below))
+                continue
+            key = (prefix + bytes(entry["key"])).decode()
+            if "inline_value" in entry:
+                values[key] = bytes(entry["inline_value"])
+                continue
+            place = _place_of(entry["indirect_value"])
+            if place is None:
                 return None
-            node = self._wait(tensorstore.ocdbt.dump(self._base, location))
-            for entry in node["entries"]:
-                if "location" in entry:
-                    below = prefix + bytes(entry["subtree_common_prefix"])
-                    nodes.append((entry["location"], below))
-                    continue
-                key = (prefix + bytes(entry["key"])).decode()
-                if "inline_value" in entry:
-                    values[key] = bytes(entry["inline_value"])
-                    continue
-                place = _place_of(entry["indirect_value"])
-                if place is None:
-                    return None
-                values[key] = place
-        return values
-
-    def _wait(self, future: Any) -> Any:
-        return result_by(self._progress, future, self._item)
+            values[key] = place
+    return values
 
 
 def _place_of(location: str) -> Stretch | None:
@@ -197,18 +189,6 @@ def _place_of(location: str) -> Stretch | None:
     if kind != "value" or len(names) != 2 or "%" in file or not is_below:
         return None
     return Stretch(file, int(offset), int(nbytes))
-
-
-def _dtype_of(text: object) -> np.dtype[Any] | None:
-    """Return the dtype of an array's metadata; None for a dtype that TensorStore must read."""
-    if not isinstance(text, str):
-        return None
-    try:
-        return np.dtype(text) if _PLAIN_NUMBER.fullmatch(text) else dtype_named(text)
-    except TypeError:
-        return None  # numpy has no such size
-    except CorruptData:
-        return None
 
 
 class Sink(Protocol):
@@ -319,7 +299,11 @@ class _Reading:
                 crc = _native.crc32c(data)
                 self._sink.write(data, piece.into)
                 self._progress.add(piece.nbytes)
-                self._put(number, crc)
+                with self._changed:
+                    self._crcs[number] = crc
+                    self._done += 1
+                    if self._done == len(self.pieces):
+                        self._changed.notify_all()
         except BaseException as error:  # noqa: BLE001 - raised again in the thread that waits
             with self._changed:
                 self._error = self._error or error
@@ -333,13 +317,6 @@ class _Reading:
                 return None
             self._next += 1
             return self._next - 1
-
-    def _put(self, number: int, crc: int) -> None:
-        with self._changed:
-            self._crcs[number] = crc
-            self._done += 1
-            if self._done == len(self.pieces):
-                self._changed.notify_all()
 
 
 class _Files:

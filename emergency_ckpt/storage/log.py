@@ -251,9 +251,5 @@ def _as_stray(fault: CorruptData) -> CorruptData:
     return CorruptData(fault.operation, fault.target, fault.problem, hint=hint)
 
 
-def _name(number: int) -> str:
-    return f"{number:012d}.json"
-
-
 def _below(number: int) -> str:
-    return f"{LOG_FOLDER}/{_name(number)}"
+    return f"{LOG_FOLDER}/{number:012d}.json"

@@ -48,7 +48,11 @@ class StepFolders:
         """
         others = set(names) - set(known)
         kinds = steps_by_kind(others)
-        doubtful = {kind: _newest(steps) for kind, steps in kinds.items() if kind != PLAIN}
+        doubtful = {
+            kind: [name for number in sorted(steps, reverse=True) for name in steps[number]]
+            for kind, steps in kinds.items()
+            if kind != PLAIN
+        }
         real = self._kinds_with_steps(doubtful, deadline_s)
         if len(real) > 1:
             raise self._error(f"it has steps of several kinds: {', '.join(real)}")
@@ -62,13 +66,15 @@ class StepFolders:
     ) -> list[str]:
         """Return, sorted, at most two of the kinds of names of which Orbax wrote a folder.
 
-        The newest folders of all kinds are checked first: in a real kind these are steps.
+        ``doubtful``: the folders of each kind, newest first. The newest folders of all kinds are
+        checked first: in a real kind these are steps.
         """
-
-        def has_steps(name: str | None) -> bool:
-            return name is not None and self._has_steps([name], deadline_s)
-
         kinds: set[str] = set()
+
+        def shows_new_kind(look: tuple[str, str]) -> bool:
+            kind, name = look
+            return kind not in kinds and self._is_step(name, deadline_s)
+
         ranks = zip_longest(*(names[:INSPECTED_AT_MOST] for names in doubtful.values()))
         looks = [
             (kind, name)
@@ -79,8 +85,7 @@ class StepFolders:
         with ThreadPoolExecutor(INSPECTED_AT_ONCE, "eckpt-kinds") as pool:
             for start in range(0, min(len(looks), INSPECTED_AT_MOST), _INSPECTED):
                 some = looks[start : start + _INSPECTED]
-                asked = [name if kind not in kinds else None for kind, name in some]
-                answers = pool.map(has_steps, asked)
+                answers = pool.map(shows_new_kind, some)
                 kinds |= {kind for (kind, _), yes in zip(some, answers, strict=True) if yes}
                 if len(kinds) in (2, len(doubtful)):
                     break
@@ -91,7 +96,7 @@ class StepFolders:
             n for n in names if n not in (HOST_STATE, ROOT_METADATA) and may_be_unknown_step(n)
         )
         for name in candidates[-_UNKNOWN_TRIED:]:
-            if self._has_steps([name], deadline_s):
+            if self._is_step(name, deadline_s):
                 raise self._error(
                     f"{name} is a step of Orbax, but its name has no number at its end"
                 )
@@ -104,26 +109,21 @@ class StepFolders:
         below = sorted(self._storage.names_in(name, deadline_s))
         if TREE in below:
             return len(below) > 1
-        return any(self._has_arrays(f"{name}/{item}", deadline_s) for item in below[:_ITEMS_TRIED])
+        for item in below[:_ITEMS_TRIED]:
+            folder = f"{name}/{item}"
+            is_described = self._storage.has_file(f"{folder}/{TREE}", deadline_s)
+            if is_described and self._storage.names_in(folder, deadline_s) != {TREE}:
+                return True
+        return False
 
-    def _has_arrays(self, item: str, deadline_s: float | None) -> bool:
-        if not self._storage.has_file(f"{item}/{TREE}", deadline_s):
-            return False
-        return self._storage.names_in(item, deadline_s) != {TREE}
-
-    def _has_steps(self, names: Sequence[str], deadline_s: float | None) -> bool:
-        """Return True when Orbax wrote any of these folders. Blocks."""
-        items = ("", *(f"{item}/" for item in ITEMS))
-        files = [STEP_METADATA, *(f"{item}{TREE}" for item in items)]
-        paths = [self._storage.path / name / file for name in names for file in files]
+    def _is_step(self, name: str, deadline_s: float | None) -> bool:
+        """Return True when Orbax wrote the folder. Blocks."""
+        files = [STEP_METADATA, TREE, *(f"{item}/{TREE}" for item in ITEMS)]
+        paths = [self._storage.path / name / file for file in files]
         return self._storage.do(
-            "inspect", f"/{names[0]}", lambda: any(path.exists() for path in paths), deadline_s
+            "inspect", f"/{name}", lambda: any(path.exists() for path in paths), deadline_s
         )
 
     def _error(self, problem: str) -> PersistentTierError:
         hint = "give each job a directory of its own, with names such as 40, 000040 or name_40"
         return PersistentTierError("list", str(self._storage.path), problem, hint=hint)
-
-
-def _newest(steps: Mapping[int, Sequence[str]]) -> list[str]:
-    return [name for number in sorted(steps, reverse=True) for name in steps[number]]

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from emergency_ckpt.core.restore.inventory import PersistentStep
 from emergency_ckpt.core.step_log import Entry, Table, greatest_number
-from emergency_ckpt.core.timeline import Timeline, is_same_save
+from emergency_ckpt.core.timeline import is_same_save
 from emergency_ckpt.errors import CheckpointError
 from emergency_ckpt.storage.directory import StorageDirectory
 from emergency_ckpt.storage.log import LogRead, StepLog
@@ -43,23 +43,10 @@ class StoredView:
         """Return the newest version that can be used."""
         return self.log.table
 
-    @property
-    def chain(self) -> Timeline | None:
-        """Return the binding chain of the log."""
-        return None if self.table is None else self.table.chain
-
     @functools.cached_property
     def greatest(self) -> int:
         """Return the greatest incarnation that the log names; cached, since it is used often."""
         return greatest_number(self.table)
-
-    @property
-    def number_of_plain(self) -> int:
-        """Return the incarnation number for plain Orbax's steps that the log does not name.
-
-        Before the first save of the run, these steps are older than every life, so the number is 0.
-        """
-        return 0 if self.is_before_saves else self.greatest
 
     def entry(self, step: int, incarnation: str) -> Entry | None:
         """Return the entry of the table, in any state."""
@@ -69,7 +56,7 @@ class StoredView:
     def hidden(self, step: int) -> PersistentStep | None:
         """Return the hidden step of this number."""
         entry = None if self.table is None else self.table.of(step)
-        return _item(entry, "") if entry is not None and entry.state == "hidden" else None
+        return _item(entry) if entry is not None and entry.state == "hidden" else None
 
     def of(self, step: int) -> PersistentStep | None:
         """Return the step that counts as ``step``, or the hidden step of this number, or None."""
@@ -95,9 +82,8 @@ class StoredSteps:
     def view(self, deadline_s: float | None = None, log: LogRead | None = None) -> StoredView:
         """Return the contents of the directory. PersistentTierError; OtherFormat.
 
-        ``log``: as just read or written; None: the log is read.
-
         The number of requests does not depend on the number of steps, except for a listing's pages.
+        ``log``: as just read or written; None: the log is read.
         """
         deadline_s = self._storage.deadline_s(deadline_s)
         log = self.log.read(deadline_s) if log is None else log
@@ -105,7 +91,10 @@ class StoredSteps:
             self.inspection.tell(f"{fault}; the version before is used")
         names = frozenset(self._storage.names_in(deadline_s=deadline_s))
         entries = () if log.table is None else log.table.steps
-        unlisted = self.folders.steps(names, self._named(entries), deadline_s)
+        # On a file system a hidden step is under another name.
+        stays = self._storage.is_object_store
+        known = {e.own_folder for e in entries if e.state != "hidden" or stays}
+        unlisted = self.folders.steps(names, known, deadline_s)
         if not names:
             self._storage.check_bucket(deadline_s)
         steps = {e.step: e for e in entries if e.state == "complete"}
@@ -115,17 +104,13 @@ class StoredSteps:
         kept = [e for e in steps.values() if e.step not in replaced]
         items = [_item(e, GONE if e.step in gone else "") for e in kept]
         numbers = {e.step for e in entries} - replaced
-        items += [_unseen(step) for step in unlisted if step not in numbers]
+        unseen = [step for step in unlisted if step not in numbers]
+        items += [PersistentStep(step, 0, False, is_seen=False) for step in unseen]
         if not items:  # markers alone are no fresh start
-            items = [_trace(step) for step in self._marked(deadline_s)]
+            marked = self._marked(deadline_s)
+            items = [PersistentStep(step, 0, False, problem=GONE) for step in marked]
         is_new = bool(unlisted) and not entries and not self._marked(deadline_s)
         return StoredView(log, names, unlisted, tuple(sorted(items)), is_new)
-
-    def _named(self, entries: Iterable[Entry]) -> set[str]:
-        """Return the folders that entries have as their own places."""
-        # On a file system a hidden step is under another name.
-        stays = self._storage.is_object_store
-        return {e.own_folder for e in entries if e.state != "hidden" or stays}
 
     def _gone(self, missing: Sequence[Entry], deadline_s: float) -> set[int]:
         """Return the steps of ``missing``, which the listing lacks, that really have no folder."""
@@ -172,7 +157,9 @@ class StoredSteps:
                 return stored_step
         if not names:
             return FoundStep(item, None, str(item.step))
-        stored_step = self.inspection.unlisted(item.step, names, view.number_of_plain, deadline_s)
+        # Before the first save of the run, a step of plain Orbax is older than every life.
+        number = 0 if view.is_before_saves else view.greatest
+        stored_step = self.inspection.unlisted(item.step, names, number, deadline_s)
         if stored_step is None:
             return None
         if stored_step.is_plain and view.table is not None and view.table.steps:
@@ -228,7 +215,7 @@ class StoredSteps:
         """Return the steps that count by the log and its chain, oldest first."""
         deadline_s = self._storage.deadline_s(deadline_s)
         view = self.view(deadline_s) if view is None else view
-        chain = view.chain
+        chain = None if view.table is None else view.table.chain
         return [
             item
             for item in self.resolved(view, deadline_s)
@@ -250,13 +237,5 @@ def _folders_of(entry: Entry) -> frozenset[str]:
     return frozenset({entry.own_folder, entry.hidden_folder})
 
 
-def _item(entry: Entry, problem: str) -> PersistentStep:
+def _item(entry: Entry, problem: str = "") -> PersistentStep:
     return PersistentStep(entry.step, entry.processes, entry.stateful, entry.incarnation, problem)
-
-
-def _trace(step: int) -> PersistentStep:
-    return PersistentStep(step, 0, False, problem=GONE)
-
-
-def _unseen(step: int) -> PersistentStep:
-    return PersistentStep(step, 0, False, is_seen=False)
