@@ -54,7 +54,7 @@ from emergency_ckpt.storage.orbax_names import (
 )
 from emergency_ckpt.storage.pinned import Pinned
 from emergency_ckpt.storage.steps.folders import INSPECTED_AT_ONCE
-from emergency_ckpt.storage.steps.inspection import FoundStep, items_of, ours_of
+from emergency_ckpt.storage.steps.inspection import FoundStep, items_of
 from emergency_ckpt.storage.steps.stored import StoredSteps, StoredView
 from emergency_ckpt.types import SaveId
 
@@ -75,11 +75,8 @@ class DirectoryWriter:
     """Writes the log of one directory and hides or removes its steps. Thread-safe; blocks.
 
     For one process of a job. All methods raise PersistentTierError, which is DirectoryInUse when
-    another run saves there, or a newer life of this run.
-
-    Args:
-      run_id, from_dir, writer: as in ``Table``.
-      emit: gets the events of changes, as ``EventSink.emit``; None: the events are only logged.
+    another run saves there, or a newer life of this run. ``run_id``, ``from_dir``, ``writer``: as
+    in ``Table``. ``emit``: gets the events; None: the events are only logged.
     """
 
     def __init__(
@@ -130,9 +127,9 @@ class DirectoryWriter:
         """Read and return the log; write nothing. DirectoryInUse when another run is on record."""
         with self._lock:
             self._refresh(deadline_s)
-            there = self._read.table
-            if there is not None:
-                self._decide(there, self._mine._replace(incarnation=there.incarnation))
+            table = self._read.table
+            if table is not None:
+                self._decide(table, self._mine._replace(incarnation=table.incarnation))
             return self._read
 
     def known(self, deadline_s: float | None = None) -> tuple[int, int]:
@@ -144,8 +141,7 @@ class DirectoryWriter:
         """
         with self._lock:
             table = self._read.table
-            counting = [] if table is None else table.counting()
-            if counting:
+            if table is not None and (counting := table.counting()):
                 return greatest_number(table), counting[-1].step
             marked = self._newest_marked(deadline_s)
             numbers = [number_of(step.incarnation) for step in marked]
@@ -176,10 +172,9 @@ class DirectoryWriter:
     def adopt(self, run_id: str | None = None) -> list[Entry]:
         """List the complete steps of other programs that no entry names; return their entries.
 
-        The call makes no claim, as ``note_lives``. Nothing is listed where the log names no step:
-        the first save adopts all existing steps. A step that a job saves meanwhile stays as it is.
-        ``run_id``: the run to which the directory belongs from then on; later saves of the run that
-        was on record are refused.
+        The call makes no claim. Nothing is listed where the log names no step: the first save
+        adopts all existing steps. A step that a job saves meanwhile stays as it is. ``run_id``: the
+        run to which the directory belongs from then on, and no more to the run on record.
         """
         with self._lock:
             self.find()
@@ -188,11 +183,7 @@ class DirectoryWriter:
                 return []
             view = self._found.view(log=self._read)
             stored_steps = self._found.inspect_all(view, view.steps)
-            entries = [
-                self._entry_for(stored_step)
-                for stored_step in stored_steps
-                if stored_step and stored_step.step.is_foreign
-            ]
+            entries = [self._entry_for(s) for s in stored_steps if s and s.step.is_foreign]
 
             def change(table: Table) -> Table:
                 new = (e for e in entries if table.of(e.step) == seen.of(e.step))
@@ -212,10 +203,7 @@ class DirectoryWriter:
                 self._append_beside(lambda table: reserved(table, incarnation), deadline_s)
 
     def note_lives(self, step: int, incarnation: str, lives: int) -> None:
-        """Record how many lives in a row began from a step of the log, without a claim.
-
-        A step that the log does not list gets no record.
-        """
+        """Record, without a claim, how many lives in a row began from a step that the log lists."""
         with self._lock:
             self.find()
             self._append_beside(lambda table: with_lives(table, lives, step, incarnation))
@@ -263,8 +251,7 @@ class DirectoryWriter:
 
         The log is read after the objects were listed. A newer life puts itself on record before it
         writes, so none of these objects is of its saves, and its later objects have other
-        generations. Once a newer life is on record this change ends with an error, as ``hold``
-        does.
+        generations. Once a newer life is on record, the change ends with an error.
         """
         target = f"/{prefixes[0].rstrip('/')}"
         objects = self._storage.do(
@@ -275,19 +262,17 @@ class DirectoryWriter:
         return objects
 
     def _pinned(self, step: int, *names: str, temporary_of: Collection[str] = ()) -> Pinned:
-        """Return the entries of a file system with these names that a change of ``step`` may touch.
+        """Return the entries of a file system that a change of ``step`` may touch, as ``_objects``.
 
-        As with ``_objects``, an entry that a newer life makes later under such a name is not in the
-        result. ``temporary_of``: names of steps whose temporary folders are in the result too.
+        ``temporary_of``: names of steps whose temporary folders are in the result too.
         """
 
         def pin() -> Pinned:
-            temporary = [
-                path.name
-                for name in temporary_of
-                for path in self._directory.glob(f"{name}{TEMPORARY_SUFFIX}*")
-            ]
-            return Pinned(self._directory, dict.fromkeys((*names, *temporary)))
+            pinned_names = dict.fromkeys(names)
+            for name in temporary_of:
+                temporary = self._directory.glob(f"{name}{TEMPORARY_SUFFIX}*")
+                pinned_names |= dict.fromkeys(path.name for path in temporary)
+            return Pinned(self._directory, pinned_names)
 
         pinned = self._storage.do("inspect", f"/{names[0]}", pin, changes=step)
         if pinned.names:
@@ -318,9 +303,9 @@ class DirectoryWriter:
             self._read = self._read._replace(table=self._by_markers(deadline_s))
 
     def _by_markers(self, deadline_s: float | None) -> Table | None:
-        """Return a table from the newest step's marker, where no version can be used, or None.
+        """Return a table from the newest marker, so that no other run begins there; None without.
 
-        So the run of that save goes on, and no other run begins there.
+        For a log of which no version can be used.
         """
         marked = self._newest_marked(deadline_s)
         if not marked:
@@ -369,7 +354,7 @@ class DirectoryWriter:
 
         Lists steps that count and have no entry, completes the changes that the table records, and
         removes the remains of saves that did not end. No process may be saving. ``chain``: a new
-        binding chain, or None.
+        binding chain.
         """
         with self._lock:
             self.hold(incarnation)
@@ -407,9 +392,8 @@ class DirectoryWriter:
             reason = f"another program has removed it from {self._directory}"
             self._tell_removal("missing", entry.step, reason=reason)
         known = {entry.step for entry in self._entries()}
-        # A folder of plain Orbax alone may be of a save that is under way. A folder of this package
-        # is of a life that claimed the place late, after a newer life had cleared what lay beside
-        # the folder.
+        # A folder of plain Orbax alone may be of a save under way. A folder of this package is of a
+        # life that claimed the place late, after a newer life had cleared the host states.
         began = self._found.inspection.is_begun_by_us
         remains = {
             step
@@ -433,8 +417,8 @@ class DirectoryWriter:
     def _clear_temporary(self) -> None:
         """Remove the temporary folders of this package's saves that did not end.
 
-        Such a folder may be of a step that counts in another folder. Or it has no host states: a
-        life that stalled in a save may write it after a newer life has cleared the place.
+        Such a folder may be beside a step that counts in another folder. Or the folder has no host
+        states: a stalled life may write the folder after a newer life has cleared the place.
         """
         if self._storage.is_object_store:
             return
@@ -450,10 +434,9 @@ class DirectoryWriter:
         self._storage.do("remove", f"/{name}", work, changes=step)
 
     def _tidy(self, step: int, work: Callable[[], object]) -> PersistentTierError | None:
-        """Do a part of the clean-up for ``step``; return its error.
+        """Do a part of the clean-up for ``step``; return its error, which makes no save fail.
 
-        Files that cannot be removed make no save fail. Raises only the errors that forbid this life
-        to write.
+        Raises only the errors that forbid this life to write.
         """
         try:
             work()
@@ -470,9 +453,8 @@ class DirectoryWriter:
     def _clear_failed(self) -> None:
         """Remove the remains of this life's failed saves."""
         for step in sorted(self._dirty - self._stuck):
-            if self._storage.is_changing(step):
-                continue
-            if self._tidy(step, functools.partial(self._clear_unless_taken, step)) is None:
+            clear = functools.partial(self._clear_unless_taken, step)
+            if not self._storage.is_changing(step) and self._tidy(step, clear) is None:
                 self._dirty.discard(step)
 
     def _clear_unless_taken(self, step: int) -> None:
@@ -493,9 +475,7 @@ class DirectoryWriter:
         """Return the complete step that no entry names, in the folders ``names`` or its own."""
         number, names = greatest_number(self._read.table), names or (self._storage.name_of(step),)
         stored_step = self._found.inspection.unlisted(step, names, number, deadline_s)
-        if stored_step is None or stored_step.is_junk or stored_step.step.problem:
-            return None
-        return stored_step
+        return None if stored_step is None or stored_step.step.problem else stored_step
 
     def _has_file(self, *names: str) -> bool:
         """Return whether a file system has one of ``names``; False for a bucket."""
@@ -539,12 +519,12 @@ class DirectoryWriter:
     # A step's place.
 
     def make_room(self, step: int, chain: Timeline | None = None) -> None:
-        """Clear the place of ``step`` for a save. ``begin`` has been called.
+        """Clear the place of ``step`` for a save, after ``begin``.
 
         Where ``chain`` excludes the step at this place, ``chain`` is put on record first. A step of
-        this number that does not count, or cannot be used, is removed. PersistentTierError where a
-        step of this number counts, where there is a complete step that the log does not name, or
-        where files cannot be removed: then this save fails, and no other.
+        this number that does not count, or cannot be used, is removed. PersistentTierError, for
+        this save alone, where a step of this number counts, where a complete step is not in the
+        log, or where files cannot be removed.
         """
         with self._lock:
             while step in self._removing:
@@ -602,9 +582,9 @@ class DirectoryWriter:
     # Publication.
 
     def publish(self, entry: Entry, chain: Timeline | None) -> None:
-        """List ``entry``, whose files are complete: from here on it counts, and ``chain`` binds.
+        """List ``entry``, whose files are complete: now its step counts, and ``chain`` binds.
 
-        Steps that ``chain`` excludes do not count from then on; ``settle`` hides them.
+        Steps that ``chain`` excludes do not count from now on; ``settle`` hides them.
         """
         with self._lock:
             self._append(lambda table: following(listing(without_lives(table), entry), chain))
@@ -645,8 +625,7 @@ class DirectoryWriter:
     def _hide(self, entry: Entry) -> None:
         """Hide a step from Orbax, and keep its bytes. Idempotent.
 
-        In a file system its folder is renamed. A bucket has no renames: there the files of Orbax's
-        commit are deleted.
+        A file system renames the folder. A bucket has no renames: the files of Orbax's commit go.
         """
         if not self._found.inspection.is_in_own_folder(entry):
             return  # hidden before
@@ -681,10 +660,7 @@ class DirectoryWriter:
             return self._remove([e for e in entries if e.state != "hidden"])
 
     def retire(self, step: int, incarnation: str) -> None:
-        """Remove a listed ``step``, as ``remove``; no error where its files cannot be deleted.
-
-        Such files stay, as the event ``persistent.removal`` reports.
-        """
+        """Remove a listed ``step`` as ``remove`` does, but without an error for files that stay."""
         with self._lock:
             self.hold(incarnation)
             if (entry := self._entry_of(step)) is not None and entry.state != "hidden":
@@ -724,16 +700,13 @@ class DirectoryWriter:
         view = self._found.view()
         items = [item for item in view.steps if item.step in steps and not item.is_seen]
         results = self._found.inspect_each(view, items)
-        return [
-            self._entry_for(result)
-            for result in results
-            if isinstance(result, FoundStep) and not (result.is_junk or result.step.problem)
-        ]
+        stored_steps = [result for result in results if isinstance(result, FoundStep)]
+        return [self._entry_for(found) for found in stored_steps if not found.step.problem]
 
     def _finish_removal(self, entries: Collection[Entry]) -> dict[int, PersistentTierError]:
         """Delete the files of ``entries``, as the newest version records; then drop the entries.
 
-        Return, by step, the errors of those that cannot be deleted: their entries stay.
+        Return, by step, the errors of entries that cannot be deleted, and stay.
         """
         errors: dict[int, PersistentTierError] = {}
         for entry in entries:
@@ -776,19 +749,15 @@ class DirectoryWriter:
         """
         names = self._storage.names_in()
         written = {name.partition(TEMPORARY_SUFFIX)[0] for name in names}
-        step_names = {name for name in written if is_name_of(step, name)}
+        began = self._found.inspection.is_begun_by_us
         return {
             name
-            for name in step_names
-            if name not in names
-            or ours_of(self._storage.bytes_of(f"{name}/{STEP_METADATA}")) is not None
+            for name in written
+            if is_name_of(step, name) and (name not in names or began([name], None))
         }
 
     def _delete(self, step: int, folders: Collection[str], *, unfinished: bool = False) -> None:
-        """Remove the ``folders`` of ``step`` and its documents.
-
-        ``unfinished``: remove also the temporary folders of a save that did not end.
-        """
+        """Remove ``folders`` and documents of ``step``; ``unfinished``: temporary folders too."""
         storage, documents = self._storage, f"{HOST_STATE}/{step}"
         below = sorted(folders)
         work = ("remove", f"/{below[0] if below else documents}")
