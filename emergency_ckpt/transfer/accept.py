@@ -172,19 +172,16 @@ class Accept:
             while (payload := accepted.read()) is not None:
                 answer = accepted.handshake.receive(payload)
                 if answer is None:
-                    self._hand_over(accepted)
+                    self._forget(accepted)
+                    keys = accepted.handshake.keys
+                    assert keys is not None, "a client has keys once it has proved the secret"
+                    self._on_proved(accepted.sock, accepted.name, keys)
                     return
                 # A fresh connection has room for one frame.
                 accepted.sock.send(wire.encode_frame(answer))
         except (NotProved, OSError) as error:
             self._note(accepted.name, str(error))
             self._drop(accepted)  # without a word: the client would not believe any
-
-    def _hand_over(self, accepted: _Accepted) -> None:
-        self._forget(accepted)
-        keys = accepted.handshake.keys
-        assert keys is not None, "a client has keys once it has proved the secret"
-        self._on_proved(accepted.sock, accepted.name, keys)
 
     def _expire(self) -> None:
         now_s = time.monotonic()

@@ -36,7 +36,6 @@ class TransferClient:
       connect_timeout_s: maximum time in seconds for the connection and the handshake together.
       io_timeout_s: maximum time in seconds that a peer may stall within a frame or piece.
       streams: number of connections that share one ``fetch_shards``.
-      on_bytes_received: called from the fetching threads with the number of bytes received.
     """
 
     def __init__(
@@ -47,14 +46,12 @@ class TransferClient:
         connect_timeout_s: float = 10,
         io_timeout_s: float = 30,
         streams: int = 2,
-        on_bytes_received: Callable[[int], None] | None = None,
     ) -> None:
         self._pool = ConnectionPool(
             Credentials(run_id, secret), connect_timeout_s=connect_timeout_s, keep=streams
         )
         self._io_timeout_s = io_timeout_s
         self._streams = streams
-        self._on_bytes_received = on_bytes_received or _ignore
 
     def greet(self, address: str, within_s: float, *, fresh: bool = False) -> None:
         """Complete a handshake with the server and send no request.
@@ -70,7 +67,7 @@ class TransferClient:
     def inventory(self, address: str) -> HolderInventory:
         """Return the published steps and host states of the holder at ``address``."""
         data = self._ask("fetch inventory", address, wire.GetInventory(), MAX_INVENTORY_BYTES)
-        return wire.decode_inventory(data, address)
+        return wire.decode_json(wire.INVENTORY, data, address)
 
     def fetch_contents(self, address: str, digest: str) -> bytes:
         """Fetch the encoding of the contents ``digest``, its SHA-256, which is not checked."""
@@ -84,8 +81,8 @@ class TransferClient:
         wanted: Sequence[ShardTarget],
         into: Mapping,
         deadline_s: float,
-        on_shard: Callable[[int, int], None] | None = None,
-        on_bytes: Callable[[int], None] | None = None,
+        on_shard: Callable[[int, int], None] = lambda position, crc: None,
+        on_bytes: Callable[[int], None] = lambda nbytes: None,
     ) -> list[int]:
         """Fetch whole shards of the contents ``digest`` into a writable mapping or a file.
 
@@ -98,7 +95,7 @@ class TransferClient:
           on_shard: called once with (position in ``wanted``, CRC32C) for each shard of at least
             one byte when all its bytes have arrived, from the fetching threads. No thread writes
             to that shard afterwards. An exception that it raises ends the fetch.
-          on_bytes: called with the number of bytes as they arrive; else as ``on_shard``.
+          on_bytes: called with the number of bytes of each piece that has arrived, as ``on_shard``.
         """
         for target in wanted:
             end = target.offset + target.nbytes
@@ -113,20 +110,14 @@ class TransferClient:
             streams=self._streams,
             deadline_s=deadline_s,
             io_timeout_s=self._io_timeout_s,
-            on_bytes_received=on_bytes or self._on_bytes_received,
-            on_shard=on_shard or _ignore_shard,
+            on_bytes=on_bytes,
+            on_shard=on_shard,
         )
         return fetch.run()
 
     def fetch_host_state(self, address: str, save: SaveId, owner: int, count: int) -> bytes:
         """Fetch the encoded host state of process ``owner`` of ``count`` at ``save``."""
-        request = wire.GetHostState(
-            run_id=save.run_id,
-            incarnation=save.incarnation,
-            step=save.step,
-            owner=owner,
-            count=count,
-        )
+        request = wire.GetHostState(save.run_id, save.incarnation, save.step, owner, count)
         return self._ask("fetch host state", address, request, MAX_HOST_STATE_BYTES)
 
     def push_host_state(
@@ -153,13 +144,7 @@ class TransferClient:
                 actual=len(data),
             )
         request = wire.PutHostState(
-            run_id=save.run_id,
-            incarnation=save.incarnation,
-            step=save.step,
-            owner=owner,
-            count=count,
-            nbytes=len(data),
-            for_storage=for_storage,
+            save.run_id, save.incarnation, save.step, owner, count, len(data), for_storage
         )
 
         def exchange(stream: Stream) -> None:
@@ -203,11 +188,3 @@ class TransferClient:
         if isinstance(reply, wire.Failure):
             raise handshake.Refused(reply)
         return reply
-
-
-def _ignore(_: int) -> None:
-    return None
-
-
-def _ignore_shard(position: int, crc: int) -> None:
-    del position, crc

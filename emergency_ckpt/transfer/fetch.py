@@ -76,7 +76,7 @@ class Fetch:
         streams: int,
         deadline_s: float,
         io_timeout_s: float,
-        on_bytes_received: Callable[[int], None],
+        on_bytes: Callable[[int], None],
         on_shard: Callable[[int, int], None],
     ) -> None:
         self._pool = pool
@@ -86,7 +86,7 @@ class Fetch:
         self._into = into
         self._deadline_s = time.monotonic() + deadline_s
         self._timeout = timeout_until(self._deadline_s, io_timeout_s, "fetch")
-        self._on_bytes_received = on_bytes_received
+        self._on_bytes = on_bytes
         self._on_shard = on_shard
         self._lock = threading.Lock()
         self._requests = deque(requests_for(wanted, streams))
@@ -189,18 +189,19 @@ class Fetch:
         with self._lock:
             for part, crc in zip(parts, crcs, strict=True):
                 self._crcs[part.position][part.start] = (crc, part.nbytes)
-            whole = [p for p in {part.position for part in parts} if self._is_whole(p)]
-        for position in sorted(whole):
+            whole = [
+                position
+                for position in sorted({part.position for part in parts})
+                if sum(nbytes for _, nbytes in self._crcs[position].values())
+                == self._wanted[position].nbytes
+            ]
+        for position in whole:
             self._on_shard(position, self._combined(position))
-
-    def _is_whole(self, position: int) -> bool:
-        received = sum(nbytes for _, nbytes in self._crcs[position].values())
-        return received == self._wanted[position].nbytes
 
     def _count(self, nbytes: int) -> None:
         with self._lock:
             self._received_bytes += nbytes
-        self._on_bytes_received(nbytes)
+        self._on_bytes(nbytes)
 
     def _fail(self, error: BaseException) -> None:
         with self._lock:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
+import msgspec
 from absl import logging
 
 from emergency_ckpt.core.address import format_address
@@ -35,11 +36,11 @@ from emergency_ckpt.types import Contents
 
 _LINGER_BYTES = 256 * wire.KIB
 _LINGER_S = 0.5
-
-T = TypeVar("T")
 _BACKLOG = 1024
 _HANDSHAKE_TIMEOUT_S = 5.0
 _STOP_TIMEOUT_S = 10.0
+
+T = TypeVar("T")
 
 
 class Session:
@@ -73,16 +74,14 @@ class Session:
         """Serve until the end of the connection, and close it. Raises nothing a peer can cause."""
         try:
             self._serve()
-        except ProtocolViolation as error:
+        except (ProtocolViolation, AuthenticationFailed) as error:
             logging.warning("transfer server: %s", error)
-            self._refuse("protocol", error)
-        except AuthenticationFailed as error:
-            logging.warning("transfer server: %s", error)
-            self._refuse("unauthenticated", error)
+            is_sealed = isinstance(error, ProtocolViolation)
+            self._refuse("protocol" if is_sealed else "unauthenticated", error)
         except OSError as error:
             # A client that leaves, also during a body, reports its own error. To close between
             # two requests, or to keep an unused connection, is its ordinary end.
-            if not self._is_between_requests():
+            if self._waits_from_byte != self.stream.received_bytes:
                 logging.info("transfer server: %s left: %s", self.stream.peer, error)
         except Exception as error:  # noqa: BLE001 - the peer must not be left to guess
             logging.exception(
@@ -92,9 +91,6 @@ class Session:
                 self._refuse("refused", error)
         finally:
             self.stream.close()
-
-    def _is_between_requests(self) -> bool:
-        return self._waits_from_byte == self.stream.received_bytes
 
     def stop(self) -> None:
         """Make ``run`` return soon. Called from another thread; does not block."""
@@ -122,7 +118,7 @@ class Session:
         holdings = self._holdings
         match request:
             case wire.GetInventory():
-                self._send_body(wire.encode_inventory(_ask(holdings.inventory)))
+                self._send_body(msgspec.json.encode(_ask(holdings.inventory)))
             case wire.GetContents():
                 data = _ask(lambda: holdings.contents_bytes(request.digest))
                 self._send_held(data, f"contents {request.digest}")
@@ -233,7 +229,7 @@ class TransferServer:
 
     The address is bound at construction, so that other processes can be told it; connections are
     accepted from ``start`` until ``stop``. Those that have not proved the secret have places of
-    their own (``entrance``). When all connections are in use, the one that has been idle longest is
+    their own (``accept``). When all connections are in use, the one that has been idle longest is
     closed for a new one (its client reconnects); when none is idle, the new client is told that the
     server is busy.
 
@@ -260,7 +256,7 @@ class TransferServer:
         port: int = 0,
         io_timeout_s: float = 30,
         max_connections: int = 64,
-        on_bytes_sent: Callable[[int], None] | None = None,
+        on_bytes_sent: Callable[[int], None] = lambda nbytes: None,
     ) -> None:
         credentials = Credentials(run_id, secret)
         self._new_session = functools.partial(
@@ -268,7 +264,7 @@ class TransferServer:
             holdings=holdings,
             run_id=run_id,
             io_timeout_s=io_timeout_s,
-            on_bytes_sent=on_bytes_sent or _ignore,
+            on_bytes_sent=on_bytes_sent,
         )
         self._max_connections = max_connections
         self._listener, self.address = _bind(bind_host, port)
@@ -413,7 +409,3 @@ def _bind(host: str, port: int) -> tuple[socket.socket, str]:
         ) from error
     bound_host, bound_port = listener.getsockname()[:2]
     return listener, format_address(str(bound_host), int(bound_port))
-
-
-def _ignore(_: int) -> None:
-    return None

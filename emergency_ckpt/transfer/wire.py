@@ -158,7 +158,7 @@ REQUEST = decoder_of(Request)
 BODY = decoder_of(Body | Failure)
 GO = decoder_of(Go | Failure)
 DONE = decoder_of(Done | Failure)
-_INVENTORY = decoder_of(HolderInventory)
+INVENTORY = decoder_of(HolderInventory)
 
 
 def encode_payload(frame: msgspec.Struct) -> bytes:
@@ -187,13 +187,3 @@ def decode_json(decoder: Decoder[T], data: bytes, peer: str) -> T:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         reason = excerpt(error)
         raise ProtocolViolation("read frame", peer, f"the frame is not valid: {reason}") from error
-
-
-def encode_inventory(inventory: HolderInventory) -> bytes:
-    """Return an inventory as the body of a reply."""
-    return msgspec.json.encode(inventory)
-
-
-def decode_inventory(data: bytes, peer: str) -> HolderInventory:
-    """Return the inventory that a peer reported; ProtocolViolation when it is invalid."""
-    return decode_json(_INVENTORY, data, peer)

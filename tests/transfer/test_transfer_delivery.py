@@ -87,9 +87,11 @@ def test_bytes_are_counted_on_both_sides(holdings: MemoryHoldings) -> None:
     received: list[int] = []
     with (
         TransferServer(holdings, run_id=RUN_ID, secret=SECRET, on_bytes_sent=sent.append) as server,
-        TransferClient(run_id=RUN_ID, secret=SECRET, on_bytes_received=received.append) as client,
+        TransferClient(run_id=RUN_ID, secret=SECRET) as client,
     ):
-        _, _, contents = fetch_all(client, server.address, digest)
+        contents = fetch_contents(client, server.address, digest)
+        into, targets = anonymous_mapping(11 * MIB), targets_of(contents)
+        client.fetch_shards(server.address, digest, targets, into, 60, on_bytes=received.append)
     assert sum(received) == 10 * MIB + 5
     assert sum(sent) == 10 * MIB + 5 + len(holdings.contents_bytes(digest) or b"")
     assert len(contents.shards) == 2

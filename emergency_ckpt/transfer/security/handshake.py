@@ -115,14 +115,13 @@ class ServerHandshake:
     """The server's side of one handshake. The caller passes each received frame to ``receive``.
 
     Attributes:
-      keys: of the session; use them once ``proved`` is true.
+      keys: of the session; use them once ``receive`` has returned None.
     """
 
     def __init__(self, credentials: Credentials, holder: str) -> None:
         self._credentials = credentials
         self._holder = holder
         self.keys: SessionKeys | None = None
-        self.proved = False
 
     def receive(self, payload: bytes) -> wire.ServerHello | None:
         """Take the client's next frame. Return the answer, or None once the client has proved.
@@ -134,7 +133,6 @@ class ServerHandshake:
         proof = _decoded(wire.CLIENT_PROOF, payload)
         if not hmac.compare_digest(self.keys.client_mac, proof.mac):
             raise NotProved("the client does not know the secret of this run")
-        self.proved = True
         return None
 
     def _answer(self, hello: wire.Hello) -> wire.ServerHello:

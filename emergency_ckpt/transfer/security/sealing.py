@@ -136,9 +136,10 @@ def send_sealed(
     """
     nbytes = sum(length for _, length in ranges)
     with buffer() as outgoing, buffer() as gathered:
-        plain = (
-            _bytes_of(source, *ranges[0]) if len(ranges) == 1 else _gather(source, ranges, gathered)
-        )
+        if len(ranges) == 1:
+            plain = source.view(*ranges[0], source).data
+        else:
+            plain = _gather(source, ranges, gathered)
         sending.seal_piece(plain, outgoing.view[: nbytes + TAG_BYTES])
         _native.send_ranges(fd, outgoing.mapping, [(0, nbytes + TAG_BYTES)], timeout_s)
 
@@ -156,10 +157,6 @@ def receive_sealed(
         _native.receive_ranges(fd, incoming.mapping, [(0, nbytes + TAG_BYTES)], timeout_s)
         opened = receiving.open_piece(incoming.view[: nbytes + TAG_BYTES], opening.view)
         return _scatter(opened, into, ranges)
-
-
-def _bytes_of(mapping: Mapping, offset: int, nbytes: int) -> memoryview:
-    return mapping.view(offset, nbytes, mapping).data
 
 
 def _gather(source: Mapping, ranges: Ranges, into: Buffer) -> memoryview:
