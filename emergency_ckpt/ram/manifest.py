@@ -7,11 +7,9 @@ of the file as read, and the only error is CorruptData with one reason.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
-from itertools import count, islice, pairwise, starmap
-from operator import add, attrgetter, le, lt
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 import msgspec
 
@@ -42,12 +40,7 @@ from emergency_ckpt.types import (
 
 FORMAT_VERSION = 1
 _MAX_CRC = 0xFFFFFFFF
-_CHUNK = 512
-"""Shards that are checked together: few enough to stay in the processor's cache."""
-_LEAF, _BOX, _OFFSET, _NBYTES, _CRC = map(attrgetter, ("leaf", "box", "offset", "nbytes", "crc32c"))
-_UNALIGNED = (SHARD_ALIGNMENT_BYTES - 1).__and__
 _T = TypeVar("_T")
-_K = TypeVar("_K")
 
 
 class _Envelope(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -72,7 +65,8 @@ def build_contents(
     save: SaveId, leaves: Iterable[LeafSpec], layout: Layout, crcs: Sequence[int]
 ) -> Contents:
     """Build contents from leaves (in any order), a layout and the CRC32C of each of its shards."""
-    ordered, index = _in_order(tuple(leaves))
+    ordered = tuple(sorted(leaves, key=lambda spec: spec.path))
+    index = {spec.path: number for number, spec in enumerate(ordered)}
     entries = tuple(
         ShardEntry(
             leaf=index[placed.shard.leaf],
@@ -84,29 +78,6 @@ def build_contents(
         for placed, crc in zip(layout.shards, crcs, strict=True)
     )
     return Contents(save=save, leaves=ordered, shards=entries)
-
-
-class _OfLast(Generic[_K, _T]):
-    """A function that costs nothing for the very object it was given last. From any thread."""
-
-    def __init__(self, function: Callable[[_K], _T]) -> None:
-        self._function = function
-        self._last: tuple[_K, _T] | None = None
-
-    def __call__(self, given: _K) -> _T:
-        last = self._last
-        if last is None or last[0] is not given:
-            last = self._last = (given, self._function(given))
-        return last[1]
-
-
-@_OfLast
-def _in_order(
-    leaves: tuple[LeafSpec, ...],
-) -> tuple[tuple[LeafSpec, ...], dict[str, int]]:
-    """Return the leaves in order, and the number of each path."""
-    ordered = tuple(sorted(leaves, key=lambda spec: spec.path))
-    return ordered, {spec.path: number for number, spec in enumerate(ordered)}
 
 
 def encode_contents(contents: Contents) -> bytes:
@@ -211,65 +182,8 @@ def _check_leaves(leaves: Sequence[LeafSpec]) -> None:
         previous_path = spec.path
 
 
-def _check_shards(leaves: tuple[LeafSpec, ...], shards: Sequence[ShardEntry]) -> None:
+def _check_shards(leaves: Sequence[LeafSpec], shards: Sequence[ShardEntry]) -> None:
     _check(len(shards) <= MAX_SHARDS, "too many shards", len(shards))
-    are_alike = True
-    for start in range(0, len(shards), _CHUNK):
-        # With the shard before, which they must come after.
-        some = shards[max(0, start - 1) : start + _CHUNK]
-        are_alike = are_alike and _are_sound(leaves, some)
-        if not are_alike:
-            _check_each_shard(leaves, some)
-
-
-def _are_sound(leaves: tuple[LeafSpec, ...], shards: Sequence[ShardEntry]) -> bool:
-    """Return True for shards of few kinds that keep every rule of ``_check_each_shard``.
-
-    Looks at one field of all of them at a time, and at one shard of each kind, which takes half the
-    time: of each save in the background, and of the leader of a restore for every process.
-    """
-    numbers, boxes = list(map(_LEAF, shards)), list(map(_BOX, shards))
-    offsets, sizes = list(map(_OFFSET, shards)), list(map(_NBYTES, shards))
-    if not _are_within(numbers, len(leaves) - 1):
-        return False
-    kinds = _one_of_each_kind(_kinds_of(leaves), numbers, boxes, sizes)
-    if len(kinds) > len(shards) // 2 + 1:
-        return False
-    for place in kinds:
-        _check_shard(leaves[numbers[place]], shards[place], 0)
-    return (
-        _are_within(list(map(_CRC, shards)), _MAX_CRC)
-        and _are_within(offsets, MAX_INT)
-        and not any(map(_UNALIGNED, offsets))
-        and all(map(le, map(add, offsets, sizes), islice(offsets, 1, None)))
-        and (
-            all(map(lt, numbers, islice(numbers, 1, None)))
-            or all(starmap(lt, pairwise(zip(numbers, boxes, strict=True))))
-        )
-    )
-
-
-def _are_within(values: Sequence[int], most: int) -> bool:
-    return min(values) >= 0 and max(values) <= most
-
-
-def _one_of_each_kind(
-    kinds: Sequence[int], numbers: Iterable[int], boxes: Iterable[Box], sizes: Iterable[int]
-) -> Collection[int]:
-    """Return the place of one shard of each shape, dtype, box and length."""
-    # Boxes by identity, since equal boxes of a manifest are one object.
-    alike = zip(map(kinds.__getitem__, numbers), map(id, boxes), sizes, strict=True)
-    return dict(zip(alike, count(), strict=False)).values()
-
-
-@_OfLast
-def _kinds_of(leaves: tuple[LeafSpec, ...]) -> list[int]:
-    """Return a number for each leaf, equal for those of one shape and dtype."""
-    seen: dict[tuple[tuple[int, ...], str], int] = {}
-    return [seen.setdefault((s.global_shape, s.dtype), len(seen)) for s in leaves]
-
-
-def _check_each_shard(leaves: Sequence[LeafSpec], shards: Sequence[ShardEntry]) -> None:
     end = 0
     previous: tuple[int, Box] | None = None
     for entry in shards:
@@ -289,7 +203,6 @@ def end_of(contents: Contents) -> int:
 
 
 def _check_leaf(spec: LeafSpec, previous_path: str | None) -> None:
-    # Inlined for speed, as is _check_shard: both may run for each shard of each save.
     shape, impl = spec.global_shape, spec.key_impl
     if len(spec.path) > MAX_PATH_CHARS:
         raise _corrupt("leaf path too long", MAX_PATH_CHARS, len(spec.path))
