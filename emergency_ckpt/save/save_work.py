@@ -264,7 +264,7 @@ class SaveWork:
         placement, shared = plan.placement, request.take_shared()
         if not self._writes(placement):
             check_values(placement.tree, flat, "save")
-            snapshot, shards = Snapshot.of_views([]), ()
+            snapshot, shards = Snapshot(()), ()
         elif shared is None:
             snapshot, shards = plan.held.take(flat), placement.held
         else:

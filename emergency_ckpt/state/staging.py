@@ -248,11 +248,6 @@ class Snapshot:
         self._waited_for: set[_Flight] = set()  # started, and not landed
         self._note_progress()
 
-    @staticmethod
-    def of_views(views: Sequence[npt.NDArray[Any]]) -> Snapshot:
-        """Return a snapshot of host memory that does not change."""
-        return Snapshot(enumerate(views))
-
     # Before reading.
 
     def start(self) -> None:

@@ -53,12 +53,9 @@ class TransferClient:
         self._io_timeout_s = io_timeout_s
         self._streams = streams
 
-    def greet(self, address: str, within_s: float, *, fresh: bool = False) -> None:
-        """Complete a handshake with the server and send no request.
-
-        A kept connection will do, unless it has to be a ``fresh`` one.
-        """
-        self._pool.call("greet", address, lambda _: None, connect_within_s=within_s, fresh=fresh)
+    def greet(self, address: str, within_s: float) -> None:
+        """Complete a handshake with the server, if no connection is kept; send no request."""
+        self._pool.call("greet", address, lambda _: None, connect_within_s=within_s)
 
     def has_closed(self, address: str) -> bool:
         """Return whether a kept connection was closed from there, and none was made since."""

@@ -23,10 +23,8 @@ from emergency_ckpt.transfer.stream import Stream, timeout_until
 
 T = TypeVar("T")
 
-
 MAX_IDLE = 256
 """Bounded, because the leader of a restore asks every peer of a large job once."""
-
 
 _NO_PROOF = "check run id, secret and address on both sides"
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.01, 0.25
@@ -51,8 +49,7 @@ class ConnectionPool:
         self._connect_timeout_s = connect_timeout_s
         self._keep = keep
         self._lock = threading.Lock()
-        self._idle: dict[str, list[Stream]] = {}
-        self._idle_count = 0
+        self._idle: list[tuple[str, Stream]] = []  # by address; the one used last is last
         self._closed = False
         self._closed_there: set[str] = set()
 
@@ -63,15 +60,14 @@ class ConnectionPool:
         exchange: Callable[[Stream], T],
         *,
         connect_within_s: float = math.inf,
-        fresh: bool = False,
     ) -> T:
         """Run one request and its reply on a connection to ``address``.
 
         A kept connection may be dead. If it fails before the first byte of the reply, the exchange
-        runs once more on a fresh connection, as it does at once with ``fresh``. An OSError becomes
-        a TransferError that names the address; NotConnected when no connection was made.
+        runs once more on a fresh connection. An OSError becomes a TransferError that names the
+        address; NotConnected when no connection was made.
         """
-        stream = None if fresh else self._take(address)
+        stream = self._take(address)
         if stream is not None:
             mark = stream.received_bytes
             try:
@@ -93,8 +89,7 @@ class ConnectionPool:
     def has_closed(self, address: str) -> bool:
         """Return whether a connection was closed from there, and none was made since."""
         with self._lock:
-            kept = self._idle.get(address, [])
-            if any(not stream.looks_alive() for stream in kept):
+            if any(not stream.looks_alive() for at, stream in self._idle if at == address):
                 self._closed_there.add(address)
             return address in self._closed_there
 
@@ -102,10 +97,8 @@ class ConnectionPool:
         """Close unused connections; those in use are closed when their exchange ends."""
         with self._lock:
             self._closed = True
-            streams = [stream for idle in self._idle.values() for stream in idle]
-            self._idle.clear()
-            self._idle_count = 0
-        for stream in streams:
+            idle, self._idle = self._idle, []
+        for _, stream in idle:
             stream.close()
 
     def _use(self, stream: Stream, address: str, exchange: Callable[[Stream], T]) -> T:
@@ -127,11 +120,11 @@ class ConnectionPool:
     def _take(self, address: str) -> Stream | None:
         while True:
             with self._lock:
-                idle = self._idle.get(address)
+                idle = [pair for pair in self._idle if pair[0] == address]
                 if not idle:
                     return None
-                stream = idle.pop()
-                self._idle_count -= 1
+                self._idle.remove(idle[-1])
+                _, stream = idle[-1]
             if stream.looks_alive():
                 return stream
             self._note_closed(address)
@@ -143,24 +136,17 @@ class ConnectionPool:
 
     def _give_back(self, address: str, stream: Stream) -> None:
         with self._lock:
-            idle = self._idle.setdefault(address, [])
-            if self._closed or len(idle) >= self._keep:
-                surplus = stream
-            else:
-                idle.append(stream)
-                self._idle_count += 1
-                surplus = self._oldest() if self._idle_count > MAX_IDLE else None
+            self._idle.append((address, stream))
+            of_address = [pair for pair in self._idle if pair[0] == address]
+            surplus: tuple[str, Stream] | None = None
+            if self._closed or len(of_address) > self._keep:
+                surplus = of_address[-1]
+            elif len(self._idle) > MAX_IDLE:
+                surplus = self._idle[0]
+            if surplus is not None:
+                self._idle.remove(surplus)
         if surplus is not None:
-            surplus.close()
-
-    def _oldest(self) -> Stream:
-        """Remove and return a kept connection to the address that was used least recently."""
-        address = next(address for address, idle in self._idle.items() if idle)
-        stream = self._idle[address].pop(0)
-        self._idle_count -= 1
-        if not self._idle[address]:
-            del self._idle[address]
-        return stream
+            surplus[1].close()
 
     def _connect(self, operation: str, address: str, within_s: float) -> Stream:
         """Return a connection after its handshake.

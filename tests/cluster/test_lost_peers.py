@@ -45,7 +45,7 @@ class Job:
         self.lost = LostPeers(self.service.member(0), peers)
 
     def connect(self) -> None:
-        self._client.greet(self.server.contact, 10.0, fresh=True)
+        self._client.greet(self.server.contact, 10.0)
 
 
 @pytest.fixture

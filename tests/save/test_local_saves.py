@@ -87,7 +87,7 @@ def job(step: int, host: object = None) -> LocalSave:
         leaves=LEAVES,
         layout=LAYOUT,
         capture=SlotCapture(
-            Snapshot.of_views([by_shard[placed.shard] for placed in LAYOUT.shards])
+            Snapshot(enumerate([by_shard[placed.shard] for placed in LAYOUT.shards]))
         ),
         host_state=host_state.capture({"step": step} if host is None else host),
         buddies=(),
