@@ -48,7 +48,6 @@ DECIDING = (
 LAUNCHED = (
     "emergency_ckpt.events",
     "emergency_ckpt.extras.event_log.log_writer",
-    "emergency_ckpt.extras.event_log.observer",
     "emergency_ckpt.extras.event_log.records",
     "emergency_ckpt.extras.progress",
     "queue",

@@ -25,8 +25,12 @@ dropped meanwhile, and the event ``log.lost`` tells their number afterwards.
 Not guaranteed: that a line survives a crash of the host, since nothing is synced.
 """
 
-from emergency_ckpt.extras.event_log.log_writer import EventLog, open_event_log
-from emergency_ckpt.extras.event_log.observer import EventLogObserver, from_text
+from emergency_ckpt.extras.event_log.log_writer import (
+    EventLog,
+    EventLogObserver,
+    from_text,
+    open_event_log,
+)
 from emergency_ckpt.extras.event_log.reader import EventHistory, LogTail, read_events
 from emergency_ckpt.extras.event_log.records import LoggedEvent, decode_line, encode_line
 

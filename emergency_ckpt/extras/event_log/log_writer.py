@@ -1,7 +1,4 @@
-"""``EventLog``: writes the events of one process in a thread of its own.
-
-Its file is followed by the next when full.
-"""
+"""``EventLog``: writes the events of one process in a thread of its own; and its observer."""
 
 from __future__ import annotations
 
@@ -18,11 +15,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
 from absl import logging
 
+from emergency_ckpt.errors import ConfigError
 from emergency_ckpt.events import Event
 from emergency_ckpt.extras.event_log.records import LAUNCHER_FILE, LoggedEvent, encode_line, logged
 from emergency_ckpt.forked import drop_in_child
+from emergency_ckpt.observer import JobView, Observer
 
 LOG_VARIABLE: Final = "ECKPT_EVENT_LOG"
 """Variable with the directory that ``eckpt launch`` gives to the processes that it starts."""
@@ -36,13 +36,14 @@ _BATCH: Final = 256
 _RETRY_S: Final = 5.0
 _CLOSE_TIMEOUT_S: Final = 5.0
 
-_opening = threading.Lock()
-_open: dict[tuple[Path, int | None], EventLog] = {}
-FILES_KEPT = 4
+FILES_KEPT: Final = 4
 """Files of one writer; together they hold its limit of bytes."""
 
-_MAX_TWINS = 8
+_MAX_TWINS: Final = 8
 _NO_LOCKS = frozenset({errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL})
+
+_opening = threading.Lock()
+_open: dict[tuple[Path, int | None], EventLog] = {}
 
 
 def open_event_log(
@@ -60,12 +61,6 @@ def open_event_log(
             log = _open[key] = EventLog(*key, limit_bytes=limit_bytes, life=life)
         log.users += 1
         return log
-
-
-def life_of(environ: Mapping[str, str]) -> int:
-    """Return the number of restarts by ``eckpt launch``; 0 without it."""
-    text = environ.get(_LIFE_VARIABLE, "")
-    return int(text) if text.isascii() and text.isdigit() and len(text) < 9 else 0
 
 
 class EventLog:
@@ -156,37 +151,75 @@ class EventLog:
         if time.monotonic() < self._retry_at_s:
             self._lost += len(events)
             return
-        loss = [_lost_before(events[0], self._lost)] if self._lost else []
+        if self._lost:
+            fields = {"count": self._lost}
+            loss = msgspec.structs.replace(events[0], name="log.lost", fields=fields)
+            lines = [loss, *events]
+        else:
+            lines = events
         try:
-            self._files.append(b"".join(map(encode_line, [*loss, *events])))
+            self._files.append(b"".join(map(encode_line, lines)))
         except Exception as error:  # noqa: BLE001 - the log must not end training, nor itself
             self._lost += len(events)
             self._retry_at_s = time.monotonic() + _RETRY_S
-            self._tell(error)
+            if not self._was_told:
+                self._was_told = True
+                text = "event log %s cannot be written; events are dropped meanwhile: %s"
+                logging.warning(text, self._key[0], error)
         else:
             self._lost = 0
 
-    def _tell(self, error: Exception) -> None:
-        if not self._was_told:
-            self._was_told = True
-            logging.warning(
-                "event log %s cannot be written; events are dropped meanwhile: %s",
-                self._key[0],
-                error,
-            )
+
+class EventLogObserver(Observer):
+    """Keeps the events of this process in ``directory``: a value of ``on_event``.
+
+    Raises:
+      ConfigError: ``directory`` is no absolute path.
+    """
+
+    def __init__(self, directory: str | os.PathLike[str]) -> None:
+        self._directory = Path(directory)
+        if not self._directory.is_absolute():
+            raise ConfigError([f"event log {str(directory)!r} is not an absolute path"])
+        self._logs: list[EventLog] = []
+
+    def begin(self, process_index: int) -> None:
+        """Open the log of this process."""
+        restarts = os.environ.get(_LIFE_VARIABLE, "")
+        is_number = restarts.isascii() and restarts.isdigit() and len(restarts) < 9
+        life = int(restarts) if is_number else 0
+        self._logs.append(open_event_log(self._directory, process_index, life=life))
+
+    def join(self, job: JobView) -> None:
+        """Keep each step that the loop names on record: the event ``train.step``."""
+        log, events = self._logs[-1], job.events
+        job.progress.watch(lambda step: log(events.made("train.step", step=int(step))))
+
+    def __call__(self, event: Event) -> None:
+        """Append ``event``; never blocks or raises."""
+        if self._logs:
+            self._logs[-1](event)
+
+    def close(self) -> None:
+        """Write what waits. Blocks for a silent file system, 5 s."""
+        if self._logs:
+            self._logs.pop().close()
 
 
-def _lost_before(event: LoggedEvent, count: int) -> LoggedEvent:
-    return LoggedEvent(
-        time_s=event.time_s,
-        name="log.lost",
-        process=event.process,
-        slice=event.slice,
-        run_id=event.run_id,
-        incarnation=event.incarnation,
-        fields={"count": count},
-        life=event.life,
-    )
+def from_text(argument: str) -> EventLogObserver:
+    """Return the log of the text ``"event_log(<directory>)"``.
+
+    Without a directory it is that of the variable ECKPT_EVENT_LOG, which ``eckpt launch`` sets.
+
+    Raises:
+      ConfigError: there is no directory, or it is no absolute path.
+    """
+    directory = argument or os.environ.get(LOG_VARIABLE, "")
+    if not directory:
+        example = "event_log(/logs/run7)"
+        problem = f"the observer event_log has no directory: name one, as in {example!r}, or set"
+        raise ConfigError([f"{problem} {LOG_VARIABLE}"])
+    return EventLogObserver(directory)
 
 
 class LogFiles:
@@ -261,7 +294,10 @@ def _locked(path: Path) -> int | None:
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise OSError(errno.EEXIST, "not a regular file", str(path))
-        if _lock(descriptor) and _is_at(descriptor, path):
+        # Another program may have moved the file away since it was opened.
+        if _lock(descriptor) and os.path.samestat(
+            os.fstat(descriptor), os.stat(path, follow_symlinks=False)
+        ):
             return descriptor
     except BaseException:
         os.close(descriptor)
@@ -278,8 +314,3 @@ def _lock(descriptor: int) -> bool:
     except OSError as error:
         return error.errno in _NO_LOCKS  # a file system without locks: one writer is assumed
     return True
-
-
-def _is_at(descriptor: int, path: Path) -> bool:
-    """Return False where another program has moved the file away since it was opened."""
-    return os.path.samestat(os.fstat(descriptor), os.stat(path, follow_symlinks=False))

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import itertools
 import os
 import stat
-from collections.abc import Iterable
-from io import BufferedReader
 from pathlib import Path
 from typing import Final
 
@@ -87,19 +86,19 @@ def read_events(
     return EventHistory(tuple(events), len(sizes), bad_lines, is_cut, tuple(unreadable), named)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class _Part:
-    """The events of one file, of which ``nbytes`` were read, and its first ``faults``."""
+    """The events at the end of one file, of which ``nbytes`` were read, and its first faults."""
 
-    events: Iterable[LoggedEvent]
-    nbytes: int
-    bad_lines: int
-    is_cut: bool
-    faults: Iterable[str]
+    events: collections.deque[LoggedEvent]
+    nbytes: int = 0
+    bad_lines: int = 0
+    is_cut: bool = False
+    faults: list[str] = dataclasses.field(default_factory=list[str])
 
 
 def _newest(path: Path, limit_bytes: int, most_events: int) -> _Part:
-    """Return the events at the end of a file."""
+    part = _Part(collections.deque(maxlen=most_events))
     # O_NONBLOCK: a pipe that took the file's place must not block.
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     with open(descriptor, "rb") as file:
@@ -110,27 +109,24 @@ def _newest(path: Path, limit_bytes: int, most_events: int) -> _Part:
         if start:
             file.seek(start - 1)
             file.readline(MAX_LINE_BYTES)  # the end of the line before
-        return _lines(file, limit_bytes, most_events, is_cut=start > 0)
-
-
-def _lines(file: BufferedReader, limit_bytes: int, most_events: int, *, is_cut: bool) -> _Part:
-    events: collections.deque[LoggedEvent] = collections.deque(maxlen=most_events)
-    bad = count = nbytes = 0
-    start = file.tell()
-    faults: list[str] = []
-    while nbytes < limit_bytes and (line := file.readline(MAX_LINE_BYTES + 1)):
-        nbytes += len(line)
-        if line == b"\n":
-            continue
-        try:
-            events.append(decode_line(line))
-            count += 1
-        except ValueError as error:
-            bad += 1
-            if len(faults) < _MAX_NAMED:
-                words = str(error)[:_REASON_CHARS] if line.endswith(b"\n") else "half a line"
-                faults.append(f"at byte {start + nbytes - len(line)}: {words}")
-    return _Part(events, nbytes, bad, is_cut or count > len(events), faults)
+            part.is_cut = True
+        start = file.tell()
+        while part.nbytes < limit_bytes and (line := file.readline(MAX_LINE_BYTES + 1)):
+            place = start + part.nbytes
+            part.nbytes += len(line)
+            if line == b"\n":
+                continue
+            try:
+                event = decode_line(line)
+            except ValueError as error:
+                part.bad_lines += 1
+                if len(part.faults) < _MAX_NAMED:
+                    words = str(error)[:_REASON_CHARS] if line.endswith(b"\n") else "half a line"
+                    part.faults.append(f"at byte {place}: {words}")
+                continue
+            part.is_cut |= len(part.events) == most_events
+            part.events.append(event)
+    return part
 
 
 class LogTail:
@@ -159,15 +155,7 @@ class LogTail:
                 start = file.seek(offset if known == inode else 0)
                 whole, newline, _ = file.read().rpartition(b"\n")
                 self._offsets[path] = (inode, start + len(whole) + len(newline))
-            events.extend(_decode_lines(whole))
+            for line in whole.split(b"\n"):
+                with contextlib.suppress(ValueError):
+                    events.append(decode_line(line))
         return sorted(events, key=lambda event: event.time_s)
-
-
-def _decode_lines(block: bytes) -> list[LoggedEvent]:
-    events: list[LoggedEvent] = []
-    for line in block.split(b"\n"):
-        try:
-            events.append(decode_line(line))
-        except ValueError:
-            continue
-    return events

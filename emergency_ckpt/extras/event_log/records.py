@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -77,7 +76,9 @@ def encode_line(event: LoggedEvent) -> bytes:
             return line
     except (TypeError, ValueError, OverflowError, RecursionError):
         pass  # a surrogate, an integer beyond 64 bits, a key that is no text, a cycle
-    return _ENCODER.encode(msgspec.structs.replace(event, fields=_clipped(event.fields))) + b"\n"
+    first = list(event.fields.items())[:_MAX_CLIPPED_FIELDS]
+    clipped = {ascii(key)[1:-1][:100]: _clipped_value(value) for key, value in first}
+    return _ENCODER.encode(msgspec.structs.replace(event, fields=clipped)) + b"\n"
 
 
 def decode_line(line: bytes) -> LoggedEvent:
@@ -91,17 +92,9 @@ def decode_line(line: bytes) -> LoggedEvent:
     # msgspec's errors and UnicodeDecodeError are ValueErrors.
 
 
-def _clipped(fields: Mapping[str, object]) -> dict[str, object]:
-    first = list(fields.items())[:_MAX_CLIPPED_FIELDS]
-    return {ascii(key)[1:-1][:100]: _clipped_value(value) for key, value in first}
-
-
 def _clipped_value(value: object) -> object:
-    if (
-        value is None
-        or isinstance(value, bool | float)
-        or (type(value) is int and -_WORD < value < _WORD)
-    ):
+    is_short_int = type(value) is int and -_WORD < value < _WORD
+    if value is None or isinstance(value, bool | float) or is_short_int:
         return value
     return _as_text(value)[:_CLIPPED_CHARS]
 
