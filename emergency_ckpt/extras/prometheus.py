@@ -31,7 +31,7 @@ class Prometheus(Observer):
         from emergency_ckpt.extras.metrics import prometheus  # noqa: PLC0415 - an optional package
 
         self._port, self._serve = port, prometheus.serve_metrics
-        self._count = prometheus.run_metrics()
+        self._count = prometheus.OF_PROGRAM
         self._servers: list[prometheus.MetricsServer] = []
 
     def __call__(self, event: Event) -> None:

@@ -47,7 +47,7 @@ CALLED_BY_USERS = {
 # What has no public name: JAX's coordination client and key of programs, a Ray worker's context.
 PRIVATE_MODULES = {
     "cluster/coordination.py": {"jax._src.distributed"},
-    "extras/notices/ray.py": {"ray.train.v2._internal.execution.context"},
+    "extras/notices/__init__.py": {"ray.train.v2._internal.execution.context"},
     "tools/simulated_job.py": {"jax._src.cache_key"},
 }
 

@@ -25,15 +25,15 @@ def document(ahead_s: float, status: str = "PENDING") -> dict[str, str]:
     ("found", "is_notice"),
     [
         (document(6 * 86400), False),
-        (document(86), False),
-        (document(85), True),
+        (document(91), False),
+        (document(90), True),
         (document(-10), True),
         (document(6 * 86400, "ONGOING"), True),
         ({"error": "no notifications have been received yet, try again later"}, False),
     ],
 )
 def test_maintenance_is_a_notice_only_when_it_is_near(found: Any, is_notice: bool) -> None:
-    assert bool(upcoming_maintenance_notice(found, NOW.timestamp(), 85.0)) == is_notice
+    assert bool(upcoming_maintenance_notice(found, NOW.timestamp())) == is_notice
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def test_maintenance_is_a_notice_only_when_it_is_near(found: Any, is_notice: boo
 )
 def test_maintenance_document_that_is_none_is_an_error(junk: Any) -> None:
     with pytest.raises(ValueError, match=r"upcoming-maintenance|isoformat"):
-        upcoming_maintenance_notice(junk, NOW.timestamp(), 85.0)
+        upcoming_maintenance_notice(junk, NOW.timestamp())
 
 
 def test_preempted_and_maintenance_event_are_read_strictly() -> None:

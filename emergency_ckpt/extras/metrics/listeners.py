@@ -11,7 +11,7 @@ import queue
 import threading
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from absl import logging
 from jax import monitoring
@@ -77,14 +77,6 @@ class BackgroundListener:
         self.end()
 
 
-class EntryLogger(Protocol):
-    """Orbax's loggers, such as its ``CloudLogger``."""
-
-    def log_entry(self, entry: Any, /) -> None:
-        """Write one entry."""
-        ...
-
-
 class CheckpointLog(BackgroundListener):
     """A listener (``on_event``) that passes each save and restore of this process to a logger.
 
@@ -93,21 +85,22 @@ class CheckpointLog(BackgroundListener):
     ml-goodput-measurement reads these entries and counts the time that checkpoints cost training.
 
     Args:
+      logger: one of Orbax's loggers, such as its ``CloudLogger``, with ``log_entry(entry)``.
       dir, local_dir: as of the config: the calculator tells the tiers apart by ``gs://``.
     """
 
-    def __init__(self, logger: EntryLogger, *, dir: str | None, local_dir: str) -> None:
+    def __init__(self, logger: Any, *, dir: str | None, local_dir: str) -> None:
         self._logger = logger
         self._directories = {"persistent": dir or "", "local": local_dir}
         super().__init__("checkpoint log")
 
     def take(self, event: Event) -> None:
         """Write the entry of one event, if it has one."""
-        if event.name in ("save.captured", "restore.finished"):
+        makers = {"save.captured": _save_entry, "restore.finished": _restore_entry}
+        make_entry = makers.get(event.name)
+        if make_entry is not None:
             directory = self._directories[str(event.fields["tier"])]
-            fields: Mapping[str, Any] = event.fields
-            make = _save_entry if event.name == "save.captured" else _restore_entry
-            self._logger.log_entry(make(fields, event.time_s, directory))
+            self._logger.log_entry(make_entry(event.fields, event.time_s, directory))
 
 
 def _save_entry(fields: Mapping[str, Any], time_s: float, directory: str) -> dict[str, Any]:
@@ -185,9 +178,9 @@ class TensorBoard(BackgroundListener):
             metric = sample.metric
             if metric.kind == "age":
                 continue
-            tag = "/".join(
-                filter(None, ("eckpt", metric.name.removeprefix("eckpt_"), sample.label))
-            )
+            tag = f"eckpt/{metric.name.removeprefix('eckpt_')}"
+            if sample.label:
+                tag += f"/{sample.label}"
             value = sample.value
             if metric.kind == "counter":
                 value = self._totals[tag] = self._totals.get(tag, 0) + value

@@ -300,12 +300,7 @@ def samples_of(name: str, fields: Mapping[str, Any], time_s: float) -> Iterator[
         yield Sample(metric, value, label)
 
 
-def _by_event() -> dict[str, list[tuple[Metric, Source]]]:
-    rows: dict[str, list[tuple[Metric, Source]]] = {}
-    for metric in METRICS:
-        for source in metric.sources:
-            rows.setdefault(source.event, []).append((metric, source))
-    return rows
-
-
-_BY_EVENT = _by_event()
+_BY_EVENT: dict[str, list[tuple[Metric, Source]]] = {}
+for _metric in METRICS:
+    for _source in _metric.sources:
+        _BY_EVENT.setdefault(_source.event, []).append((_metric, _source))

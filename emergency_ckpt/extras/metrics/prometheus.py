@@ -6,6 +6,7 @@ Needs the extra ``metrics`` (prometheus-client).
 from __future__ import annotations
 
 import contextlib
+import functools
 import socket
 import socketserver
 import threading
@@ -19,7 +20,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, make
 
 from emergency_ckpt.errors import ConfigError
 from emergency_ckpt.events import Event
-from emergency_ckpt.extras.metrics.metric_table import METRICS, Metric, samples_of
+from emergency_ckpt.extras.metrics.metric_table import METRICS, samples_of
 from emergency_ckpt.forked import drop_in_child
 
 MAX_SCRAPES = 16
@@ -32,26 +33,22 @@ _BUCKETS = tuple(base * 10.0**power for power in range(-4, 3) for base in (1, 2.
 
 _lock = threading.Lock()
 _servers: dict[tuple[str, int], MetricsServer] = {}
+"""The servers of ``serve_metrics``, by address as asked for."""
 
 
 class RunMetrics:
-    """The metrics of this program; each has the label ``run``, and at most one more.
-
-    They last as long as the program: a checkpointer that is built again goes on counting.
-    """
+    """All metrics; each has the label ``run``, and at most one more."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        self._collectors = {metric.name: self._collector(metric) for metric in METRICS}
-
-    def _collector(self, metric: Metric) -> Any:
-        labels = ("run", metric.label) if metric.label else ("run",)
-        if metric.kind == "histogram":
-            return Histogram(
-                metric.name, metric.meaning, labels, registry=self.registry, buckets=_BUCKETS
-            )
-        kind = Counter if metric.kind == "counter" else Gauge
-        return kind(metric.name, metric.meaning, labels, registry=self.registry)
+        self._collectors: dict[str, Any] = {}
+        for metric in METRICS:
+            labels = ("run", metric.label) if metric.label else ("run",)
+            kind: Any = Counter if metric.kind == "counter" else Gauge
+            if metric.kind == "histogram":
+                kind = functools.partial(Histogram, buckets=_BUCKETS)
+            collector = kind(metric.name, metric.meaning, labels, registry=self.registry)
+            self._collectors[metric.name] = collector
 
     def __call__(self, event: Event) -> None:
         """Count ``event``."""
@@ -74,15 +71,8 @@ def _age_since(since_s: float) -> Callable[[], float]:
     return lambda: max(0.0, time.time() - since_s)
 
 
-_metrics: list[RunMetrics] = []
-
-
-def run_metrics() -> RunMetrics:
-    """Return this program's metrics."""
-    with _lock:
-        if not _metrics:
-            _metrics.append(RunMetrics())
-        return _metrics[0]
+OF_PROGRAM = RunMetrics()
+"""The metrics of this program: a checkpointer that is built again goes on counting."""
 
 
 class MetricsServer:
@@ -133,11 +123,10 @@ def serve_metrics(host: str, port: int) -> MetricsServer:
     Raises:
       ConfigError: another program has the port.
     """
-    metrics = run_metrics()
     with _lock:
         server = _servers.get((host, port))
         if server is None:
-            server = _servers[host, port] = MetricsServer(host, port, metrics)
+            server = _servers[host, port] = MetricsServer(host, port, OF_PROGRAM)
         server.users += 1
         return server
 

@@ -16,21 +16,25 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 from absl import logging
 
 from emergency_ckpt.errors import CheckpointError, ConfigError
 from emergency_ckpt.events import EventSink
 from emergency_ckpt.extras.notices.gce import MetadataServer
-from emergency_ckpt.extras.notices.ray import ray_notice
-from emergency_ckpt.extras.notices.signals import SignalSource, signal_named
 from emergency_ckpt.observer import JobView, Observer
+from emergency_ckpt.private_names import private_module
 
 _PAUSE_S = 1.0
 _LONGEST_PAUSE_S = 10.0
 _CLOSE_TIMEOUT_S = 0.5
 _TEXT_LIMIT_CHARS = 300
 _FILE_SCHEME, _SIGNAL_SCHEME = "file:", "signal:"
+_SIGNALS = ("USR1", "USR2", "HUP", "ALRM", "URG", "WINCH")
+"""Those that schedulers send, such as Slurm USR1 a while before a job's time is over."""
+_RAY_CONTEXT = "ray.train.v2._internal.execution.context"
 
 
 class Notices(Observer):
@@ -69,22 +73,61 @@ class Notices(Observer):
 
 
 class SignalNotices(Notices):
-    """Takes a signal for a notice, from the start of a checkpointer to its end."""
+    """Takes a signal for a notice, from the start of a checkpointer to its end.
+
+    An earlier handler of Python's is called too.
+    """
 
     def __init__(self, number: signal.Signals) -> None:
-        self._signal = SignalSource(number)
-        name = f"{_SIGNAL_SCHEME}{number.name}"
-        super().__init__(self._signal.watch, name)
-        self._source = self._signal.watch  # as ``made_for_each_job``
+        super().__init__(self._watch, f"{_SIGNAL_SCHEME}{number.name}")
+        self._source = self._watch  # as ``made_for_each_job``
+        self._number = number
+        self._count = 0
+        self._earlier: Any = None
+        self._users = 0
+        self._begun: list[int] = []
 
     def begin(self, process_index: int) -> None:
-        """Set the handler. ConfigError outside of the main thread."""
+        """Set the handler, before which the signal ends the process. ConfigError: not possible."""
         del process_index
-        self._signal.begin()
+        if threading.current_thread() is not threading.main_thread():
+            name = self._number.name
+            problem = f"notices(signal:{name}): only the main thread can set a handler of {name}"
+            raise ConfigError([f"{problem}: make the checkpointer there"])
+        self._users += 1
+        self._begun.append(self._count)
+        if self._users == 1:
+            self._earlier = signal.getsignal(self._number)
+            signal.signal(self._number, self._on_signal)
 
     def close(self) -> None:
-        """Set the earlier handler again."""
-        self._signal.end()
+        """After the last ``begin``, set the earlier handler again, unless another was set since."""
+        self._users -= 1
+        del self._begun[self._users :]  # of one that ended before it watched
+        in_main = threading.current_thread() is threading.main_thread()
+        is_ours = signal.getsignal(self._number) == self._on_signal
+        if self._users == 0 and in_main and is_ours:
+            # None: a handler of C, which Python cannot set again.
+            signal.signal(self._number, signal.SIG_DFL if self._earlier is None else self._earlier)
+
+    def _watch(self) -> Callable[[], str]:
+        """Return a function that says in words that the signal has come since its last call.
+
+        The first call of the function looks back to the ``begin`` that the function belongs to.
+        """
+        seen_count = self._begun.pop(0) if self._begun else self._count
+
+        def inspect() -> str:
+            nonlocal seen_count
+            before, seen_count = seen_count, self._count
+            return f"{self._number.name} has come" if seen_count > before else ""
+
+        return inspect
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self._count += 1
+        if callable(self._earlier):
+            self._earlier(number, frame)
 
 
 class _Poll:
@@ -99,8 +142,9 @@ class _Poll:
     ) -> None:
         self._inspect, self._name, self._events, self._notice = inspect, name, events, notice
         self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=f"eckpt-notice-{name[:4]}")
-        self._thread.daemon = True
+        self._thread = threading.Thread(
+            target=self._run, name=f"eckpt-notice-{name[:4]}", daemon=True
+        )
         self._thread.start()
 
     def close(self) -> None:
@@ -122,15 +166,12 @@ class _Poll:
             if notice and not self._stopping.is_set():
                 text = notice[:_TEXT_LIMIT_CHARS] if isinstance(notice, str) else "it says so"
                 self._events.emit("preemption.notice", source=self._name, text=text)
-                self._give_notice()
+                try:
+                    self._notice()
+                except CheckpointError as error:
+                    text = str(error)[:_TEXT_LIMIT_CHARS]
+                    self._events.emit("preemption.unheard", source=self._name, text=text)
                 return
-
-    def _give_notice(self) -> None:
-        try:
-            self._notice()
-        except CheckpointError as error:
-            text = str(error)[:_TEXT_LIMIT_CHARS]
-            self._events.emit("preemption.unheard", source=self._name, text=text)
 
 
 class FlagFile:
@@ -174,6 +215,17 @@ def process_start_s() -> float:
     return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + started_s
 
 
+def ray_notice() -> str:
+    """Return Ray Train's warning that nodes of this run will be drained; only in its workers.
+
+    The public ``ray.train.get_preemption_info`` is a collective call: made here, it would mix with
+    those of the training loop. This is the value of this worker that it would have broadcast.
+    """
+    train = private_module(_RAY_CONTEXT, "get_train_context", project="ray")
+    info = train.get_train_context().preemption_context.preemption_info
+    return "" if info is None else f"Ray: {info!s:.200}"
+
+
 def from_text(argument: str) -> Notices:
     """Return the source that ``argument`` names. ConfigError: there is none of this name."""
     if argument == "gce":
@@ -184,9 +236,9 @@ def from_text(argument: str) -> Notices:
     if path != argument and path[:1] == "/" and path.isprintable():
         return Notices.made_for_each_job(lambda: FlagFile(Path(path)).inspect, argument)
     name = argument.removeprefix(_SIGNAL_SCHEME)
-    number = signal_named(name) if name != argument else None
-    if number is not None:
-        return SignalNotices(number)
+    short = name.removeprefix("SIG")
+    if name != argument and short in _SIGNALS:
+        return SignalNotices(signal.Signals[f"SIG{short}"])
     raise ConfigError(
         [
             f"notices({argument}): a source of notices is gce, ray, file: and an absolute path, or"

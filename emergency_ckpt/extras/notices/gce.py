@@ -13,10 +13,11 @@ from emergency_ckpt.core.limits import MAX_METADATA_BYTES
 from emergency_ckpt.errors import CoordinationError
 
 LEAD_S: Final = 90.0
-"""A minute more than the default of ``preemption_grace_s``, rounded up."""
+"""How long before its window maintenance is a notice: a minute more than the default of
+``preemption_grace_s``, rounded up."""
 _DEFAULT_HOST = "metadata.google.internal"
 _PATH = "/computeMetadata/v1/instance/"
-_FLAVOR = ("Metadata-Flavor", "Google")
+_FLAVOR_HEADER, _FLAVOR = "Metadata-Flavor", "Google"
 _TIMEOUT_S = 2.0
 _HOST_TERMINATES: Final = "TERMINATE_ON_HOST_MAINTENANCE"
 _QUIET_EVENTS: Final = ("NONE", "MIGRATE_ON_HOST_MAINTENANCE")
@@ -30,13 +31,9 @@ class MetadataServer:
     would otherwise end at its first step, and so would each incarnation after it.
     """
 
-    def __init__(self, lead_s: float = LEAD_S) -> None:
-        """``lead_s``: how long before maintenance it is a notice.
-
-        The host is that of the environment's GCE_METADATA_HOST, as for Google's own clients.
-        """
+    def __init__(self) -> None:
+        """The host is that of the environment's GCE_METADATA_HOST, as for Google's clients."""
         self._host = os.environ.get("GCE_METADATA_HOST") or _DEFAULT_HOST
-        self._lead_s = lead_s
         self._old: dict[str, bool] = {}
 
     def inspect(self) -> str:
@@ -60,15 +57,11 @@ class MetadataServer:
                 "it has no instance/preempted, so it is not the machine's own: behind Workload"
                 " Identity GKE's answers in its place, and SIGTERM is the notice"
             )
-        notice = preempted_notice(preempted)
-        if notice:
+        if notice := preempted_notice(preempted):
             return notice
         event = maintenance_event_notice(self._text("maintenance-event") or "NONE")
-        coming = upcoming_maintenance_notice(
-            json.loads(self._text("upcoming-maintenance") or '{"error": ""}'),
-            time.time(),
-            self._lead_s,
-        )
+        document = json.loads(self._text("upcoming-maintenance") or '{"error": ""}')
+        coming = upcoming_maintenance_notice(document, time.time())
         return self._new("event", event) or self._new("coming", coming)
 
     def _new(self, kind: str, notice: str) -> str:
@@ -82,9 +75,9 @@ class MetadataServer:
         deadline_s = time.monotonic() + _TIMEOUT_S
         connection = http.client.HTTPConnection(self._host, timeout=_TIMEOUT_S)
         try:
-            connection.request("GET", _PATH + key, headers=dict([_FLAVOR]))
+            connection.request("GET", _PATH + key, headers={_FLAVOR_HEADER: _FLAVOR})
             answer: Any = connection.getresponse()
-            if answer.getheader(_FLAVOR[0]) != _FLAVOR[1]:
+            if answer.getheader(_FLAVOR_HEADER) != _FLAVOR:
                 raise ValueError("the answer lacks Metadata-Flavor: Google")
             if answer.status == http.client.NOT_FOUND:
                 return None
@@ -126,11 +119,11 @@ def maintenance_event_notice(text: str) -> str:
     return ""
 
 
-def upcoming_maintenance_notice(document: Any, now_s: float, lead_s: float) -> str:
+def upcoming_maintenance_notice(document: Any, now_s: float) -> str:
     """Return the notice in ``instance/upcoming-maintenance``, empty when there is none yet.
 
     Maintenance is announced up to a week ahead and may be moved or withdrawn until then, so it is a
-    notice only while it is under way or its window begins within ``lead_s``.
+    notice only while it is under way or its window begins within ``LEAD_S``.
 
     Args:
       document: the decoded JSON. ``now_s``: Unix time.
@@ -151,5 +144,6 @@ def upcoming_maintenance_notice(document: Any, now_s: float, lead_s: float) -> s
     window = datetime.datetime.fromisoformat(start[:40])
     if window.tzinfo is None:
         raise ValueError(f"instance/upcoming-maintenance: {start[:40]!r} has no time zone")
-    is_near = window.timestamp() - now_s <= lead_s
-    return f"the metadata server announces maintenance of the host at {start[:40]}" * is_near
+    if window.timestamp() - now_s > LEAD_S:
+        return ""
+    return f"the metadata server announces maintenance of the host at {start[:40]}"

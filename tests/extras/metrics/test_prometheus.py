@@ -45,7 +45,7 @@ def port_of(events: list[Event]) -> int:
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> MetricsServer:
-    monkeypatch.setattr(prometheus, "_metrics", [])
+    monkeypatch.setattr(prometheus, "OF_PROGRAM", RunMetrics())
     return serve_metrics("127.0.0.1", 0)
 
 
@@ -110,7 +110,7 @@ def test_two_checkpointers_of_a_program_share_a_port(server: MetricsServer) -> N
     assert second is server
     for run in ("one", "two"):
         origin = Origin(0, run_id=run)
-        prometheus.run_metrics()(Event("start.ready", {"copies": 3}, 1.0, origin))
+        prometheus.OF_PROGRAM(Event("start.ready", {"copies": 3}, 1.0, origin))
     server.close()
     with urllib.request.urlopen(f"http://127.0.0.1:{server.port}/metrics") as answer:
         text = answer.read().decode()
@@ -126,7 +126,7 @@ def test_rude_scrapers_disturb_nobody(server: MetricsServer) -> None:
     rude[0].sendall(b"GET /metr")  # and silence
     rude[1].sendall(bytes(range(256)) * 300)
     assert scraped(server.port) is not None
-    prometheus.run_metrics()(Event("divergence", {}, 1.0, Origin(0)))
+    prometheus.OF_PROGRAM(Event("divergence", {}, 1.0, Origin(0)))
     assert scraped(server.port)["eckpt_divergence_total{}"] == 1
     before_s = time.monotonic()
     server.close()  # waits for nobody
@@ -137,7 +137,7 @@ def test_rude_scrapers_disturb_nobody(server: MetricsServer) -> None:
 
 def test_dripping_scrapers_end_at_the_deadline() -> None:
     """Each byte comes in time, the request as a whole does not."""
-    server = MetricsServer("127.0.0.1", 0, prometheus.run_metrics(), deadline_s=1.0)
+    server = MetricsServer("127.0.0.1", 0, prometheus.OF_PROGRAM, deadline_s=1.0)
     try:
         rude = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(MAX_SCRAPES)]
         give_up_s = time.monotonic() + 30
@@ -165,7 +165,7 @@ def test_scrape_among_silent_connections_is_answered() -> None:
 
     A scrape may find the place of the one before not yet free, and take a further one.
     """
-    server = MetricsServer("127.0.0.1", 0, prometheus.run_metrics(), deadline_s=600.0)
+    server = MetricsServer("127.0.0.1", 0, prometheus.OF_PROGRAM, deadline_s=600.0)
     try:
         silent = [
             socket.create_connection(("127.0.0.1", server.port)) for _ in range(MAX_SCRAPES + 4)
