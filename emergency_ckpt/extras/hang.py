@@ -3,10 +3,9 @@
 ``on_event=HangWatch(600)``, or the text ``"hang(600)"``, alike on all processes.
 
 1. ``observer.StepProgress`` holds the last step of this process and the call of ours that it is in.
-2. ``HangWatch`` publishes it in the background and reads that of the others when this process
+2. Each process publishes its progress in the background, and reads that of the others when it
    stands still; ``hang_rules`` decides. The first decision is every process's.
-3. ``end_hung_process`` dumps all stacks and ends the process; the one that hosts the coordination
-   service last.
+3. Each process dumps all stacks and ends; the one that hosts the coordination service last.
 
 A process that is stopped, or whose native code holds the interpreter's lock, cannot end itself: the
 others name it and end, and the engine kills it. No thread here is the training thread. All calls of
@@ -24,15 +23,12 @@ import sysconfig
 import tempfile
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
 
 import msgspec
 from absl import logging
 
 from emergency_ckpt.cluster.coordination import (
-    Coordinator,
     by_process,
     deadline_left_s,
     decode_each,
@@ -43,69 +39,56 @@ from emergency_ckpt.core.limits import MAX_MESSAGE_BYTES
 from emergency_ckpt.errors import CheckpointError, ConfigError
 from emergency_ckpt.events import EventSink
 from emergency_ckpt.extras.hang_rules import HangDecision, ProcessProgress, decide_hang
-from emergency_ckpt.observer import AtStep, JobView, Observer, StepProgress
+from emergency_ckpt.observer import AtStep, JobView, Observer
 
+HANG_EXIT_CODE = 124
+"""Exit status of every process of a job that hangs, as of timeout(1)."""
 _PACKAGE = str(Path(__file__).parents[1])
 _LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
 _PLACE_LIMIT_CHARS = 200
+_STACKS_LIMIT_CHARS = 64 << 10
+_REASON_LIMIT_CHARS = 1000
+_LISTED_AT_MOST = 64
+
+_AT, _DECISION = "hang/at", "hang/decision"
+_SEEN, _LEFT = "hang/seen", "hang/left"
+_SERVICE_PROCESS = 0
+_SHORTEST_PAUSE_S = 0.25
+_LONGEST_PAUSE_S = 10.0
+_PARTS_OF_TIMEOUT = 8
+_CALLS_PER_S = 500.0
+_REPORT_TIMEOUT_S = 10.0
+_DECIDED_CLOSE_TIMEOUT_S = 120.0
+_UNKNOWN = ProcessProgress()
 
 
-def place_of(thread: int) -> str:
+def _place_of(thread: int) -> str:
     """Return the line of the program at which ``thread`` is, with its function.
 
     The innermost line that is of no library, or of all lines where each is of a library.
     """
     innermost = frame = sys._current_frames().get(thread)  # pyright: ignore[reportPrivateUsage]
-    while frame is not None and _is_of_library(frame):
+    while frame and frame.f_code.co_filename.startswith((*_LIBRARIES, _PACKAGE, "<")):
         frame = frame.f_back
     shown = frame or innermost
-    return "" if shown is None else _text_of(shown)
-
-
-def _is_of_library(frame: FrameType) -> bool:
-    name = frame.f_code.co_filename
-    return name.startswith((*_LIBRARIES, _PACKAGE, "<"))
-
-
-def _text_of(frame: FrameType) -> str:
-    code = frame.f_code
-    text = f"{Path(code.co_filename).name}:{frame.f_lineno} in {code.co_name}"
+    if shown is None:
+        return ""
+    code = shown.f_code
+    text = f"{Path(code.co_filename).name}:{shown.f_lineno} in {code.co_name}"
     return text[:_PLACE_LIMIT_CHARS]
 
 
-HANG_EXIT_CODE = 124
-"""Exit status of every process of a job that hangs, as of timeout(1)."""
-_STACKS_LIMIT_CHARS = 64 << 10
-_REPORT_TIMEOUT_S = 10.0
-
-
-def end_hung_process(
-    events: EventSink, behind: str, reason: str, wait: Callable[[], object], wait_s: float
-) -> None:
-    """Report the hang and end this process. Never returns; nothing is flushed but the report.
-
-    Args:
-      wait: called after the report; may take ``wait_s``.
-    """
-    threading.Thread(target=_end_after, args=[_REPORT_TIMEOUT_S + wait_s], daemon=True).start()
-    try:
-        _report(events, behind, reason)
-        wait()
-    except BaseException:  # noqa: BLE001 - the process ends, whatever the report comes to
-        logging.exception("the report of a hang is not complete")
-    finally:
-        os._exit(HANG_EXIT_CODE)
-
-
 def _end_after(timeout_s: float) -> None:
-    # A listener, a log or the service may hang just as the job does.
     time.sleep(timeout_s)
     os._exit(HANG_EXIT_CODE)
 
 
 def _report(events: EventSink, behind: str, reason: str) -> None:
     text = f"the job hangs, so this process ends with status {HANG_EXIT_CODE}: {reason}"
-    stacks = _stacks()
+    with tempfile.TemporaryFile() as file:
+        faulthandler.dump_traceback(file, all_threads=True)
+        file.seek(0)
+        stacks = file.read(_STACKS_LIMIT_CHARS).decode(errors="replace")
     os.write(2, f"{text}\n{stacks}\n".encode(errors="replace"))
     if logging.get_absl_handler().python_handler.stream not in (sys.stderr, sys.__stderr__):
         logging.error("%s\n%s", text, stacks)
@@ -116,28 +99,6 @@ def _report(events: EventSink, behind: str, reason: str) -> None:
     logging.flush()
 
 
-def _stacks() -> str:
-    with tempfile.TemporaryFile() as file:
-        faulthandler.dump_traceback(file, all_threads=True)
-        file.seek(0)
-        return file.read(_STACKS_LIMIT_CHARS).decode(errors="replace")
-
-
-_AT, _DECISION = "hang/at", "hang/decision"
-_SEEN, _LEFT = "hang/seen", "hang/left"
-_SHORTEST_PAUSE_S = 0.25
-_LONGEST_PAUSE_S = 10.0
-_PARTS_OF_TIMEOUT = 8
-_CALLS_PER_S = 500.0
-_SERVICE_PROCESS = 0
-_REASON_LIMIT_CHARS = 1000
-_LISTED_AT_MOST = 64
-_DECIDED_CLOSE_TIMEOUT_S = 120.0
-
-
-_UNKNOWN = ProcessProgress()
-
-
 class _Watch:
     """Watches one process, and through the coordination service all of them.
 
@@ -145,12 +106,10 @@ class _Watch:
     counts. From then on each process must make a step within ``timeout_s``.
     """
 
-    def __init__(
-        self, progress: StepProgress, coordinator: Coordinator, events: EventSink, timeout_s: float
-    ) -> None:
-        self._progress = progress
-        self._coordinator = coordinator
-        self._events = events
+    def __init__(self, job: JobView, timeout_s: float) -> None:
+        self._progress = job.progress
+        self._coordinator = coordinator = job.coordinator
+        self._events = job.events
         self._timeout_s = timeout_s
         part_s = min(max(timeout_s / _PARTS_OF_TIMEOUT, _SHORTEST_PAUSE_S), _LONGEST_PAUSE_S)
         self._pause_s = max(part_s, 2 * coordinator.process_count / _CALLS_PER_S)
@@ -210,7 +169,7 @@ class _Watch:
         self._beat += 1
         now = self._progress.read()
         # Only where it is asked for: the frames of all threads are looked up for it.
-        place = place_of(self._progress.thread) if now.still_s > self._timeout_s / 2 else ""
+        place = _place_of(self._progress.thread) if now.still_s > self._timeout_s / 2 else ""
         at = ProcessProgress(
             now.step,
             now.call,
@@ -270,16 +229,26 @@ class _Watch:
                 self._decided = self._silent_service()
             if self._decided is not None:
                 break
-        decided = self._decided
-        if decided is None:
-            return
-        behind = ", ".join(map(str, decided.behind))
-        # The collectives of the others fail when a process ends; they would end by that error.
+        if self._decided is not None:
+            self._end(self._decided)
+
+    def _end(self, decided: HangDecision) -> None:
+        """Report the hang and end this process. Never returns; nothing is flushed but the report.
+
+        The collectives of the others fail when a process ends, and they would end by that error: so
+        this process waits for them first.
+        """
         wait_s = 8 * self._pause_s
         limit_s = time.monotonic() + wait_s
-        end_hung_process(
-            self._events, behind, decided.reason, lambda: self._meet(decided, limit_s), wait_s
-        )
+        # A listener, a log or the service may hang just as the job does.
+        threading.Thread(target=_end_after, args=[_REPORT_TIMEOUT_S + wait_s], daemon=True).start()
+        try:
+            _report(self._events, ", ".join(map(str, decided.behind)), decided.reason)
+            self._meet(decided, limit_s)
+        except BaseException:  # noqa: BLE001 - the process ends, whatever the report comes to
+            logging.exception("the report of a hang is not complete")
+        finally:
+            os._exit(HANG_EXIT_CODE)
 
     def _silent_service(self) -> HangDecision | None:
         """Return a decision of this process alone, where the others cannot be asked."""
@@ -343,8 +312,7 @@ class HangWatch(Observer):
 
     def join(self, job: JobView) -> None:
         """Start to watch."""
-        watch = _Watch(job.progress, job.coordinator, job.events, self._timeout_s)
-        self._watches[job] = watch
+        self._watches[job] = _Watch(job, self._timeout_s)
 
     def leave(self, job: JobView) -> None:
         """Stop watching."""

@@ -116,16 +116,15 @@ def _behind_text(there: Mapping[int, ProcessProgress], behind: Sequence[int], lo
     calls = sorted({there[p].call for p in behind} - {""})
     where = f", in the checkpointer's {' and '.join(calls)}" if calls else ""
     if len(behind) == len(there):
-        places = sorted({report.place for report in there.values()} - {""})
-        at = f", {_places_text(there)}" if len(there) == 2 and len(places) == 2 else ""
-        return f"all processes stand at step {lowest}{where}, for {still_s:.1f} s{at}"
+        text = f"all processes stand at step {lowest}{where}, for {still_s:.1f} s"
+        places = {report.place for report in there.values()} - {""}
+        if len(there) == 2 and len(places) == 2:
+            at = " and ".join(f"process {p} at {report.place}" for p, report in there.items())
+            text += f", {at}"
+        return text
     highest = max(report.step or 0 for report in there.values())
     text = f"{processes_text(behind)} fell behind: at step {lowest}{where} for {still_s:.1f} s"
     return f"{text}, others at step {highest}"
-
-
-def _places_text(there: Mapping[int, ProcessProgress]) -> str:
-    return " and ".join(f"process {p} at {report.place}" for p, report in there.items())
 
 
 def _step_text(report: ProcessProgress) -> str:

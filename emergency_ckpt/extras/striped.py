@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heapreplace
 from math import prod
+from typing import NamedTuple
 
 from emergency_ckpt.core.boxes import volume
 from emergency_ckpt.core.placement.placement_policies import (
@@ -54,13 +55,7 @@ class Striped:
         self, topology: Topology, processes: Collection[int], held: Sequence[HeldLeaves]
     ) -> Mapping[int, Sequence[ShardId]]:
         """As ``PlacementPolicy``."""
-        striping = Striping(
-            topology.slice_of,
-            held,
-            copies=self.copies,
-            everywhere_below_bytes=self.everywhere_below_bytes,
-        )
-        return striping.stored_by(processes)
+        return _Striping(self, topology.slice_of, held).stored_by(processes)
 
     def copies_of(
         self, topology: Topology, leaves: HeldLeaves, holders: Holders
@@ -99,77 +94,82 @@ def blocks(slices: Sequence[int], copies: int) -> tuple[tuple[int, ...], ...]:
     return (*sets, *(tuple(s for s in members if s not in out) for out in left_out))
 
 
-@dataclass(frozen=True)
-class _Unit:
-    """A shard to place, and the sets of processes that may store it."""
+class _Unit(NamedTuple):
+    """A shard to place; ``holders`` may store it."""
 
     nbytes: int
     shard: ShardId
     holders: Holders
 
-    @property
-    def order(self) -> tuple[int, ShardId]:
-        """Largest first, because the last units decide how even the result is."""
-        return -self.nbytes, self.shard
+
+def _units(box: Box, holders: Holders, striped: Iterable[tuple[str, int]]) -> list[_Unit]:
+    elements = volume(box)
+    return [_Unit(elements * nbytes, ShardId(path, box), holders) for path, nbytes in striped]
 
 
-class Striping:
+class _Striping:
     """The processes that store each shard of a job; every process computes the same.
 
     Shards that several hosts of a slice hold are dealt first, over all of them; then those that one
     host of a slice holds, over that host and its replicas. Of the second kind a process therefore
     computes only those of itself and its replicas.
-
-    Args:
-      slice_of: slice of each process.
-      copies: slices that store each shard, one process in each.
-      everywhere_below_bytes: a leaf with fewer bytes is stored by every process that holds a part.
     """
 
     def __init__(
-        self,
-        slice_of: Sequence[int],
-        held: Iterable[HeldLeaves],
-        *,
-        copies: int,
-        everywhere_below_bytes: int,
+        self, policy: Striped, slice_of: Sequence[int], held: Iterable[HeldLeaves]
     ) -> None:
+        self._policy = policy
         self._slice_of = slice_of
-        self._copies = copies
         self._everywhere: list[tuple[str, HeldLeaves]] = []
         self._shared: list[_Unit] = []
         self._exclusive: list[tuple[HeldLeaves, list[tuple[str, int]], list[Box]]] = []
         for leaves in held:
-            self._sort_in(leaves, everywhere_below_bytes)
+            self._sort_in(leaves)
 
-    def _sort_in(self, leaves: HeldLeaves, everywhere_below_bytes: int) -> None:
-        elements = 1
-        for dim in leaves.shape:
-            elements *= dim
+    def _sort_in(self, leaves: HeldLeaves) -> None:
         striped: list[tuple[str, int]] = []
         for path, item_bytes in leaves.item_bytes.items():
-            if elements * item_bytes < everywhere_below_bytes:
+            if prod(leaves.shape) * item_bytes < self._policy.everywhere_below_bytes:
                 self._everywhere.append((path, leaves))
             else:
                 striped.append((path, item_bytes))
+        if not striped:
+            return
         exclusive: list[Box] = []
-        for box, holders in leaves.holders.items() if striped else ():
-            if self._one_in_each_slice(holders):
+        for box, holders in leaves.holders.items():
+            if len({self._slice_of[process] for process in holders}) == len(holders):
                 exclusive.append(box)
             else:
-                self._shared += [
-                    _Unit(volume(box) * item_bytes, ShardId(path, box), holders)
-                    for path, item_bytes in striped
-                ]
+                self._shared += _units(box, holders, striped)
         if exclusive:
             self._exclusive.append((leaves, striped, exclusive))
 
-    def _one_in_each_slice(self, holders: Holders) -> bool:
-        return len({self._slice_of[process] for process in holders}) == len(holders)
-
     def stored_by(self, processes: Collection[int]) -> dict[int, list[ShardId]]:
         """Return the shards that each of ``processes`` stores, in no order; others may be there."""
-        return self._deal(self._replicas_of(processes))
+        among = self._replicas_of(processes)
+        exclusive: list[_Unit] = []
+        for leaves, striped, boxes in self._exclusive:
+            for box in boxes:
+                holders = leaves.holders[box]
+                if not among.isdisjoint(holders):
+                    exclusive += _units(box, holders, striped)
+        stored: dict[int, list[ShardId]] = {}
+        loads = dict.fromkeys(range(len(self._slice_of)), 0)
+        for units in (self._shared, exclusive):
+            candidates: dict[Holders, list[tuple[int, int, Holders]]] = {}
+            # Largest first, because the last units decide how even the result is.
+            for unit in sorted(units, key=lambda unit: (-unit.nbytes, unit.shard)):
+                heap = candidates.get(unit.holders)
+                if heap is None:
+                    heap = candidates[unit.holders] = self._places(unit.holders, loads)
+                for process in _least_loaded(heap, loads):
+                    loads[process] += unit.nbytes
+                    stored.setdefault(process, []).append(unit.shard)
+        for path, leaves in self._everywhere:
+            for box, holders in leaves.holders.items():
+                for process in among.intersection(holders):
+                    stored.setdefault(process, []).append(ShardId(path, box))
+        return stored
 
     def _replicas_of(self, processes: Collection[int]) -> set[int]:
         """Return ``processes`` and their replicas, with the replicas of these replicas.
@@ -185,35 +185,6 @@ class Striping:
                     replicas.update(holders)
         return replicas
 
-    def _deal(self, among: set[int]) -> dict[int, list[ShardId]]:
-        """Return the shards that each process stores; complete for the processes of ``among``, or
-        for all.
-        """
-        stored: dict[int, list[ShardId]] = {}
-        loads = dict.fromkeys(range(len(self._slice_of)), 0)
-        units = [
-            _Unit(volume(box) * item_bytes, ShardId(path, box), leaves.holders[box])
-            for leaves, striped, boxes in self._exclusive
-            for box in boxes
-            if not among.isdisjoint(leaves.holders[box])
-            for path, item_bytes in striped
-        ]
-        for some in (self._shared, units):
-            candidates: dict[Holders, list[tuple[int, int, Holders]]] = {}
-            for unit in sorted(some, key=lambda unit: unit.order):
-                heap = candidates.get(unit.holders)
-                if heap is None:
-                    heap = candidates[unit.holders] = self._places(unit.holders, loads)
-                for process in _least_loaded(heap, loads):
-                    loads[process] += unit.nbytes
-                    stored.setdefault(process, []).append(unit.shard)
-        for path, leaves in self._everywhere:
-            for box, holders in leaves.holders.items():
-                for process in holders:
-                    if process in among:
-                        stored.setdefault(process, []).append(ShardId(path, box))
-        return stored
-
     def _places(self, holders: Holders, loads: Mapping[int, int]) -> list[tuple[int, int, Holders]]:
         """Return a heap of the sets of processes that a shard may go to: (load, order, processes).
 
@@ -227,7 +198,7 @@ class Striping:
         sets = [
             tuple(by_slice[s][column % len(by_slice[s])] for s in block)
             for column in range(columns)
-            for block in blocks(sorted(by_slice), self._copies)
+            for block in blocks(sorted(by_slice), self._policy.copies)
         ]
         # Each position begins with another block, otherwise the first slices get every odd shard.
         start = holders[0] % len(sets)

@@ -1,6 +1,4 @@
-"""Placement: the shards that a process stores and retains, the buddies of its host state, and the
-processes that write the persistent tier.
-"""
+"""Where shards and host states are stored, and who writes the persistent tier."""
 
 from __future__ import annotations
 
@@ -136,7 +134,7 @@ class AllButPrimary:
                 shards = [ShardId(path, box) for path in leaves.item_bytes]
                 slices = slices_of(topology, holders)
                 for process in asked:
-                    if _stores(topology, process, slices):
+                    if self._stores(topology, process, slices):
                         stored.setdefault(process, []).extend(shards)
         return stored
 
@@ -145,8 +143,11 @@ class AllButPrimary:
     ) -> Mapping[str, int]:
         """As ``PlacementPolicy``."""
         slices = slices_of(topology, holders)
-        copies = sum(_stores(topology, process, slices) for process in holders)
+        copies = sum(self._stores(topology, process, slices) for process in holders)
         return dict.fromkeys(leaves.item_bytes, copies)
+
+    def _stores(self, topology: Topology, process: int, slices: Collection[int]) -> bool:
+        return topology.slice_of[process] != topology.primary_slice or len(slices) < 3
 
 
 ALL_BUT_PRIMARY = "all_but_primary"
@@ -217,15 +218,6 @@ def slices_of(topology: Topology, processes: Iterable[int]) -> set[int]:
     return {topology.slice_of[process] for process in processes}
 
 
-def _stores(topology: Topology, process: int, slices: Collection[int]) -> bool:
-    """Return whether ``all_but_primary`` has a holder store a shard that these slices hold.
-
-    On the primary slice only where fewer than two other slices hold it.
-    """
-    own = topology.slice_of[process]
-    return own != Topology.primary_slice or len(slices) < 3
-
-
 def buddies(process: int, topology: Topology) -> tuple[int, ...]:
     """Return the processes on other slices that keep copies of this process's host state.
 
@@ -233,18 +225,13 @@ def buddies(process: int, topology: Topology) -> tuple[int, ...]:
     that slice. Empty in a job of one slice.
     """
     position = topology.position(process)
+    slices = topology.slices
+    own = slices.index(topology.slice_of[process])
     chosen: list[int] = []
-    for slice_index in _following(topology, topology.slice_of[process]):
+    for slice_index in slices[own + 1 :] + slices[:own]:
         members = topology.members[slice_index]
         chosen.append(members[position % len(members)])
     return tuple(chosen)
-
-
-def _following(topology: Topology, own: int) -> tuple[int, ...]:
-    """Return the other slices in cyclic order after ``own``."""
-    slices = topology.slices
-    place_of_own = slices.index(own)
-    return slices[place_of_own + 1 :] + slices[:place_of_own]
 
 
 class RamWriters(NamedTuple):
@@ -272,22 +259,15 @@ def writers_from_ram(
     """
     leader = topology.writers[0]
     for holders in topology.members.values():
-        if _have_all(policy, topology, holders, held_leaves):
+        if _have_all(place_on(policy, topology, holders, held_leaves), held_leaves):
             others = tuple(process for process in holders if process != leader)
             return RamWriters((leader, *others), holders)
     return RamWriters()
 
 
-def _have_all(
-    policy: PlacementPolicy,
-    topology: Topology,
-    processes: Sequence[int],
-    held_leaves: Sequence[HeldLeaves],
-) -> bool:
-    """Return whether ``processes`` hold each part of the state, and store all that they hold."""
-    stored = {
-        p: frozenset(s) for p, s in place_on(policy, topology, processes, held_leaves).items()
-    }
+def _have_all(placed: Mapping[int, Sequence[ShardId]], held_leaves: Sequence[HeldLeaves]) -> bool:
+    """Return whether these processes hold each part of the state, and store all that they hold."""
+    stored = {process: frozenset(shards) for process, shards in placed.items()}
     for leaves in held_leaves:
         for box, holders in leaves.holders.items():
             mine = stored.keys() & set(holders)
