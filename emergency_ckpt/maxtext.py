@@ -26,7 +26,7 @@ from emergency_ckpt.orbax import (
 from emergency_ckpt.state.host_state_codec import Stateful, as_stateful
 
 if TYPE_CHECKING:
-    from emergency_ckpt.config.policies import PreservationPolicy, SavePolicy
+    from emergency_ckpt.config.policies import SavePolicy
 
 DEFAULTS: Mapping[str, Any] = {
     "enable_checkpointing": True,
@@ -86,7 +86,7 @@ def from_maxtext(flags: object, **settings: Any) -> CheckpointerConfig:
     keep = values["max_num_checkpoints_to_keep"]
     if values["enable_continuous_checkpointing"]:
         policy = cast("SavePolicy", ocm.ContinuousCheckpointingPolicy())
-        config.set(save_every=policy, preservation_policy=_latest(keep))
+        config.set(save_every=policy, preservation_policy=cast("Any", ocm.LatestN(keep)))
         if values["local_checkpoint_period"] > 0:
             config.set(local_save_every=policy)
     else:
@@ -204,13 +204,19 @@ def _values(flags: object) -> dict[str, Any]:
     values = {name: _flag(flags, name, default) for name, default in DEFAULTS.items()}
     # base.yml has the text "None", since YAML has no None.
     values |= {n: None for n, value in values.items() if value == "None" and DEFAULTS[n] is None}
-    problems = _problems(values)
-    problems += [
-        f"{name} is not supported: leave it unset, and set the bucket's soft delete, or copy the"
-        " folder of a step that is to stay"
-        for name in _PUT_AWAY
-        if _text_of(flags, name) is not None
-    ]
+    problems: list[str] = []
+    for name, default in DEFAULTS.items():
+        kind = bool if isinstance(default, bool) else int
+        row = Setting(name=name, kind=kind, is_optional=default is None, default=default)
+        if problem := row.problem(values[name]):
+            problems.append(problem)
+    for name in _PUT_AWAY:
+        # base.yml has an empty text, or the text "None".
+        if _flag(flags, name, None) not in (None, "", "None"):
+            problems.append(
+                f"{name} is not supported: leave it unset, and set the bucket's soft delete, or"
+                " copy the folder of a step that is to stay"
+            )
     if values["enable_multi_tier_checkpointing"] is True:
         given = [name for name in _BACKUP_INTERVALS if values[name]]
         if len(given) != 1:
@@ -220,10 +226,6 @@ def _values(flags: object) -> dict[str, Any]:
     return values
 
 
-def _latest(count: int | None) -> PreservationPolicy:
-    return cast("PreservationPolicy", ocm.LatestN(count))
-
-
 def _flag(flags: object, name: str, default: Any) -> Any:
     if isinstance(flags, Mapping):
         return cast("Mapping[str, Any]", flags).get(name, default)
@@ -231,22 +233,3 @@ def _flag(flags: object, name: str, default: Any) -> Any:
         return getattr(flags, name, default)
     except ValueError:  # MaxText's own config raises this for unknown names
         return default
-
-
-def _text_of(flags: object, name: str) -> str | None:
-    """Return a flag whose default is no text; base.yml has an empty one, or the text "None"."""
-    value = _flag(flags, name, None)
-    return None if value in (None, "", "None") else str(value)
-
-
-def _problems(values: Mapping[str, Any]) -> list[str]:
-    rows = [
-        Setting(
-            name=name,
-            kind=bool if isinstance(default, bool) else int,
-            is_optional=default is None,
-            default=default,
-        )
-        for name, default in DEFAULTS.items()
-    ]
-    return [problem for row in rows if (problem := row.problem(values[row.name]))]

@@ -141,15 +141,12 @@ class EmergencyCheckpointer(BaseCheckpointer):
         """Raises ConfigError, with every fault. As all of axlearn's modules: from its config."""
         super().__init__(cfg, parent=parent)
         filled_in: Any = self.config
-        self._build(filled_in)
-
-    def _build(self, cfg: Any) -> None:
-        self._policies = _Asked(cfg.local_save_policy), _Asked(cfg.save_policy)
-        self._settings = _settings_of(cfg, *self._policies)
+        self._policies = _Asked(filled_in.local_save_policy), _Asked(filled_in.save_policy)
+        self._settings = _settings_of(filled_in, *self._policies)
         self._settings.validated()
         self._settings.set(on_event=self._on_event)
-        self._listener = cfg.on_event
-        self._index = StepIndex(cfg.dir)
+        self._listener = filled_in.on_event
+        self._index = StepIndex(filled_in.dir)
         self._entries: dict[int, Entries] = {}
         self._saving: PyTree = None
         self._running: core.EmergencyCheckpointer | None = None
@@ -250,14 +247,15 @@ class EmergencyCheckpointer(BaseCheckpointer):
     def _on_event(self, event: Event) -> None:
         """In the threads of the saves."""
         try:
-            step = event.fields.get("step")
-            if isinstance(step, int):
-                self._keep_index(event, step)
+            self._keep_index(event)
         finally:
             if self._listener is not None:
                 self._listener(event)
 
-    def _keep_index(self, event: Event, step: int) -> None:
+    def _keep_index(self, event: Event) -> None:
+        step = event.fields.get("step")
+        if not isinstance(step, int):
+            return
         if event.name == "save.started" and event.fields.get("tier") == "persistent":
             self._entries[step] = entries_of(step, self._saving)
         elif event.point == "persistent.stage.published":

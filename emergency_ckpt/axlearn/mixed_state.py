@@ -32,7 +32,7 @@ def split(state: PyTree) -> MixedState:
     for key_path, leaf in flat:
         if is_iterator(leaf):
             iterators[path_of(key_path)] = leaf
-            tensors.append(_placeholder())
+            tensors.append(np.empty(0, np.uint8))
         else:
             tensors.append(leaf)
     return MixedState(treedef.unflatten(tensors), iterators)
@@ -52,7 +52,3 @@ def is_iterator(leaf: object) -> bool:
     if isinstance(leaf, jax.Array | np.ndarray | np.generic):
         return False
     return as_stateful(leaf) is not None
-
-
-def _placeholder() -> np.ndarray[Any, Any]:
-    return np.empty(0, np.uint8)

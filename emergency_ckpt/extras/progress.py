@@ -11,11 +11,10 @@ fault. Each is read and written as one aligned word, so neither side reads a par
 
 from __future__ import annotations
 
+import functools
 import mmap
 import os
-import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 from emergency_ckpt.errors import ConfigError
@@ -69,19 +68,15 @@ class ProgressFile:
 
     def report(self, step: int) -> None:
         """Write ``step``, in about 100 ns. Blocks, bounded, after a hold at or before ``step``."""
-        words = self._words
-        words[_STEP] = step
-        if NO_STEP < words[_HOLD] <= step:
-            self._wait(step)
+        self._words[_STEP] = step
+        if NO_STEP < self._words[_HOLD] <= step:
+            deadline_s = time.monotonic() + HOLD_LIMIT_S
+            while NO_STEP < self._words[_HOLD] <= step and time.monotonic() < deadline_s:
+                time.sleep(_HOLD_POLL_S)
 
     def hold_at(self, step: int) -> None:
         """Make the process wait in ``report(step)``, or later; ``NO_STEP`` lets it continue."""
         self._words[_HOLD] = step
-
-    def _wait(self, step: int) -> None:
-        deadline_s = time.monotonic() + HOLD_LIMIT_S
-        while NO_STEP < self._words[_HOLD] <= step and time.monotonic() < deadline_s:
-            time.sleep(_HOLD_POLL_S)
 
     def close(self) -> None:
         """Unmap the file; it stays on disk."""
@@ -99,20 +94,16 @@ def report_step(step: int) -> None:
     Raises:
       OSError: the progress file cannot be mapped (first call only).
     """
-    _reporter(step)
+    progress = _progress_of_process()
+    if progress is not None:
+        progress.report(step)
 
 
-def _open_and_report(step: int) -> None:
-    global _reporter  # noqa: PLW0603 - the environment of a process is one for all its modules
-    with _opening:
-        if _reporter is _open_and_report:
-            path = os.environ.get(PATH_VARIABLE)
-            _reporter = ProgressFile(Path(path)).report if path else _report_nowhere
-    _reporter(step)
-
-
-def _report_nowhere(step: int) -> None:
-    """Do nothing: there is no supervisor."""
+@functools.cache
+def _progress_of_process() -> ProgressFile | None:
+    """Return the file that the supervisor has made; None without a supervisor."""
+    path = os.environ.get(PATH_VARIABLE)
+    return ProgressFile(Path(path)) if path else None
 
 
 class StepReports(Observer):
@@ -139,7 +130,3 @@ def from_text(argument: str) -> StepReports:
     if argument:
         raise ConfigError([f"the observer progress takes no argument, not {argument!r}"])
     return StepReports()
-
-
-_opening = threading.Lock()
-_reporter: Callable[[int], None] = _open_and_report
