@@ -207,15 +207,14 @@ class EmergencyCheckpointer:
 
         To be called after every step by all processes. Not collective: it waits for no peer, and
         does nothing when no save is due. Blocks for the end of the previous save to RAM, at most
-        ``save_timeout_s``, and for the device-to-host transfer; after that the save to RAM is
-        skipped on all processes, with a warning. It does not wait for storage: a
-        save to it that is due while the previous one is under way is skipped, with the event
-        ``save.skipped`` and an error of the background part. ``force`` and a preemption wait for
-        the previous save to storage as well, at most ``save_timeout_s`` and the grace period; every
-        save does so with ``storage_wait_timeout_s`` or without ``async_save``. When it returns, the
-        state may be donated and the iterator may move on. Until the save is complete on all
-        processes, the previous one survives any crash. Errors of the background part are logged,
-        counted, and raised by ``check_for_errors``.
+        twice ``stall_timeout_s``, and for the device-to-host transfer; after that the save to RAM
+        is skipped on all processes, with a warning. It does not wait for storage: a save to it that
+        is due while the previous one is under way is skipped, with the event ``save.skipped`` and
+        an error of the background part. ``force`` and a preemption wait for the previous save to
+        storage as well, at most twice ``stall_timeout_s`` and the grace period; every save does so
+        without ``async_save``. When it returns, the state may be donated and the iterator may move
+        on. Until the save is complete on all processes, the previous one survives any crash. Errors
+        of the background part are logged, counted, and raised by ``check_for_errors``.
 
         Args:
           state: pytree of arrays (jax, numpy, PRNG keys) and Python numbers, also complex.

@@ -218,8 +218,8 @@ class Opened:
             config.dir,
             timeout_s=config.persistent_limits.patience_s,
             buffer_bytes=self.buffers.storage_bytes,
-            orbax_item=config.orbax_item,
-            step_name=config.step_name,
+            orbax_item=config.orbax.item,
+            step_name=config.orbax.step_name,
         )
         writer = self._writer_of(tier)
         if self.process[0] != 0:

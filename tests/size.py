@@ -109,9 +109,11 @@ class Tree:
         )
 
     def _settings(self) -> int:
-        """Return the number of fields of ``Config``."""
+        """Return the number of fields of ``Config`` that ``setting`` declares."""
         return sum(
             isinstance(field, ast.AnnAssign)
+            and isinstance(field.value, ast.Call)
+            and ast.unparse(field.value.func) == "setting"
             for name, tree in self.package.items()
             if name.as_posix() == "config/settings.py"
             for node in tree.body

@@ -63,7 +63,7 @@ _STOP_AFTER_ERROR_TIMEOUT_S = 10.0
 _OWN = {
     *("dir", "run_id", "mesh", "replica_axis", "keep_every_n_steps"),
     *("save_every", "local_save_every", "preservation_policy"),
-    *("save_timeout_s", "persistent_timeout_s"),
+    *("stall_timeout_s", "total_timeout_s"),
 }
 """Settings that axlearn has in a form of its own, which ``_settings_of`` turns into ours."""
 _SAME = [row for row in settings_table(Settings) if row.name not in _OWN]
@@ -106,8 +106,10 @@ class EmergencyCheckpointer(BaseCheckpointer):
           local_dir: directory on this host's ramdisk (tmpfs); must outlive the process.
           trainer_dir: names the run: what lies in ``local_dir`` of another run is never restored.
             axlearn's launcher fills it in.
-          non_tensor_async_timeout_secs: how long a save to RAM may wait for all processes.
-          async_timeout_secs: how long one stage of a save to storage may take.
+          non_tensor_async_timeout_secs: how long a save to RAM may wait for all processes: twice
+            the setting ``stall_timeout_s``.
+          async_timeout_secs: how long a save to storage or a restore may take, where that is longer
+            than the default of the setting ``total_timeout_s``.
           replica_axis_index: index of the mesh axis along which slices are replicas.
           host_state_remap: a function that makes a process's iterator states out of those of a job
             of another size: from a list of dicts by path to a dict by path.
@@ -287,8 +289,9 @@ def _settings_of(cfg: Any, local: _Asked, persistent: _Asked) -> Settings:
         local_save_every=_policy_of(local, cfg.local_save_every_n_seconds),
         save_every=_policy_of(persistent, cfg.save_every_n_seconds),
         keep_every_n_steps=cfg.keep_every_n_steps or None,
-        save_timeout_s=float(cfg.non_tensor_async_timeout_secs),
-        persistent_timeout_s=float(cfg.async_timeout_secs),
+        stall_timeout_s=cfg.non_tensor_async_timeout_secs / 2,
+        # A shorter limit would also end restores, which have none in axlearn.
+        total_timeout_s=max(float(cfg.async_timeout_secs), Settings().total_timeout_s),
     )
     return settings.set(**{row.name: getattr(cfg, row.name) for row in _SAME})
 

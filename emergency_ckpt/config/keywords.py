@@ -24,11 +24,11 @@ class Settings(TypedDict, total=False):
 
     dir: os.PathLike[str] | str | None
     local_dir: os.PathLike[str] | str
-    run_id: str | None
     mesh: jax.sharding.Mesh | None
     replica_axis: str | int | None
     local_save_every: SaveEvery
     save_every: SaveEvery
+    run_id: str | None
     local_keep_last_n: int
     keep_last_n: int | None
     keep_every_n_steps: int | None
@@ -39,19 +39,12 @@ class Settings(TypedDict, total=False):
     placement: str | PlacementPolicy
     host_state_remap: HostStateRemap | None
     non_finite: NonFinite
-    orbax_item: str | None
-    step_name: str
     require: Collection[Requirement]
     bind_host: str | None
     bind_port: int
     secret_file: os.PathLike[str] | str | None
     device_copy_bytes: int | None
     device_reads: DeviceReads
-    start_timeout_s: float
-    stall_timeout_s: float | None
-    restore_timeout_s: float
-    save_timeout_s: float
-    persistent_timeout_s: float
-    storage_wait_timeout_s: float
-    transfer_timeout_s: float
+    stall_timeout_s: float
+    total_timeout_s: float
     on_event: OnEvent | Sequence[OnEvent] | None

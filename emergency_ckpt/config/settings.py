@@ -22,12 +22,12 @@ from emergency_ckpt.config.policies import (
     plan_saves,
     policy_identity,
 )
-from emergency_ckpt.config.table import setting, settings_table
+from emergency_ckpt.config.table import NO_SETTING, setting, settings_table
 from emergency_ckpt.config.validation import config_problems, listeners_of, made_observer
 from emergency_ckpt.core.placement.placement_policies import AllButPrimary, PlacementPolicy
 from emergency_ckpt.core.save.retention_rules import NonFinite
 from emergency_ckpt.core.save.snapshot_plan import DeviceReads
-from emergency_ckpt.core.stall import TimeLimits, time_limits
+from emergency_ckpt.core.stall import TimeLimits
 from emergency_ckpt.errors import ConfigError
 from emergency_ckpt.extensions import parse_placement
 from emergency_ckpt.files import plain_path, resolved
@@ -91,6 +91,25 @@ HostStateRemap = Callable[[Sequence[Any], int, int], Any]
 _SHOWN_CHARS = 200
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OrbaxNames:
+    """How a face of Orbax's saves to storage.
+
+    Attributes:
+      item: Orbax's item with the training state in the steps that are written (None: ``state``) and
+        in those of plain Orbax. There None means the item ``default``, ``state`` or ``items``; else
+        the only item with arrays; else all items with arrays, as a dict.
+      step_name: the name of step 0, which shows how the folders of new steps are named:
+        ``"00000000"`` for at least eight digits, ``"ckpt_0"`` for a prefix. Steps under any of
+        these names are read.
+      waits_for_storage: ``save`` waits for the previous save to storage, and leaves none out.
+    """
+
+    item: str | None = None
+    step_name: str = "0"
+    waits_for_storage: bool = False
+
+
 @dataclasses.dataclass(kw_only=True)
 class Config:
     """All settings of an ``EmergencyCheckpointer``. ``docs/configuration.md`` has them as a table.
@@ -99,36 +118,37 @@ class Config:
     """
 
     dir: str | None = setting(None, tier="persistent", least=1, basic=True)
-    r"""Directory of the persistent tier, an absolute path, also as ``file:///path``, or a URL that
-    etils.epath can reach, without ``\``, ``*``, ``?`` and ``[``. None: local tier only."""
+    r"""Directory of the persistent tier: an absolute path, such as ``/mnt/checkpoints/run7``, also
+    as ``file:///path``, or a URL that etils.epath can reach, such as ``gs://bucket/run7``, without
+    ``\``, ``*``, ``?`` and ``[``. None: local tier only."""
     local_dir: str = setting("", tier="local", may_differ=True, basic=True)
-    """Directory on this host's ramdisk (tmpfs). A job that saves nothing there may leave it out: a
-    restore then uses ECKPT_LOCAL_DIR, else ``/dev/shm/eckpt-<user id>``."""
-    run_id: str | None = setting(None, basic=True)
-    """Name of the run. Files of another run in ``local_dir`` are never restored. None: a name
-    derived from ``dir``."""
+    """Directory on this host's ramdisk (tmpfs), such as ``/dev/shm/eckpt``. A job that saves
+    nothing there may leave it out: a restore then uses ECKPT_LOCAL_DIR, else
+    ``/dev/shm/eckpt-<user id>``."""
     mesh: jax.sharding.Mesh | None = setting(None, basic=True)
     """Device mesh of the training state. None: the mesh of the state's own shardings where the
     devices have a ``slice_index``; otherwise the job counts as one slice."""
     replica_axis: str | int | None = setting(None, orbax="replica_axis_index", basic=True)
-    """Name or index of the mesh axis along which slices are replicas. None: the axis over several
-    hosts along which the most bytes of the state are replicated, the first of equals; with ``dir``
-    only one along which no leaf is split. Without such an axis the job counts as one slice."""
+    """Name or index of the mesh axis along which slices are replicas, such as ``"slice"``. None:
+    the axis over several hosts along which the most bytes of the state are replicated, the first of
+    equals; with ``dir`` only one along which no leaf is split. Without such an axis the job counts
+    as one slice."""
     local_save_every: SaveEvery = setting(10, tier="local", basic=True)
     """When to save to the local tier: every so many steps; a ``datetime.timedelta`` for so much
     time of the leader's clock; a policy, which is an object of Orbax's ``SaveDecisionPolicy``, a
     user's own subclass, or ``extras.pace.AdaptiveInterval``; or a list of these, of which one that
-    is due is enough. 0: the tier is off. What depends on clocks or on a save in progress is decided
-    by the leader, which announces the step ahead of time, in the background. A process that learns
-    of a step too late makes that save incomplete, and the leader announces it once more."""
+    is due is enough. 0: the tier is off. Example: ``[100, timedelta(minutes=1)]``."""
     save_every: SaveEvery = setting(1000, tier="persistent", needs="dir", basic=True)
     """The same for the persistent tier. A job with 0 here and in ``local_save_every`` only reads
     ``dir``. Such a job, an evaluator, claims nothing on the ramdisk and may run beside the job that
     saves."""
-    local_keep_last_n: int = setting(1, tier="local", least=1, most=64, basic=True)
+    run_id: str | None = setting(None)
+    """Name of the run. Files of another run in ``local_dir`` are never restored. None: a name
+    derived from ``dir``."""
+    local_keep_last_n: int = setting(1, tier="local", least=1, most=64)
     """Number of complete steps that the local tier keeps, besides the one being written. Each needs
     the same amount of RAM."""
-    keep_last_n: int | None = setting(None, tier="persistent", least=1, basic=True)
+    keep_last_n: int | None = setting(None, tier="persistent", least=1)
     """Number of complete steps kept in the persistent tier; None keeps all."""
     keep_every_n_steps: int | None = setting(None, tier="persistent", least=1, needs="keep_last_n")
     """With ``keep_last_n``: multiples of this number are kept as well."""
@@ -136,43 +156,34 @@ class Config:
         None, tier="persistent", orbax="persistent.preservation_policy"
     )
     """Policy that selects the steps to keep in the persistent tier, instead of ``keep_last_n`` and
-    ``keep_every_n_steps``: an Orbax ``PreservationPolicy`` or a user's own. The last complete step
-    is always kept."""
+    ``keep_every_n_steps``: an Orbax ``PreservationPolicy``, such as ``EveryNSteps(10_000)``, or a
+    user's own. The last complete step is always kept."""
     async_save: bool = setting(True, may_differ=True, orbax="enable_async_checkpointing")
     """False: ``save`` returns when the step is complete or has failed."""
-    on_preemption: OnPreemption = setting("save", basic=True)
+    on_preemption: OnPreemption = setting("save")
     """What happens at a notice of a preemption, such as SIGTERM. "save": all processes save one
     step in both tiers, whatever the policies. "exit": ``save`` then also ends the process by
     ``SystemExit`` with status 143 as soon as the step is written. "ignore": nothing, unless a
     ``PreemptionCheckpointingPolicy`` is among the policies of a tier: that tier saves."""
-    preemption_grace_s: float = setting(25.0, may_differ=True, basic=True)
+    preemption_grace_s: float = setting(25.0, may_differ=True)
     """Time from the notice to the kill. Saves that are not complete by then are named in the
     log; the local tier is saved first."""
-    placement: PlacementPolicy = setting(AllButPrimary(), tier="local", basic=True)
+    placement: PlacementPolicy = setting(AllButPrimary(), tier="local")
     """Choice of the slices that store each shard in the local tier, as a policy or its text.
     ``"all_but_primary"``: every slice but the first stores all shards. ``"striped(2)"``, an extra:
     two slices store each shard, so a process transfers and stores less. See ``eckpt plan``."""
-    host_state_remap: HostStateRemap | None = setting(None, basic=True)
+    host_state_remap: HostStateRemap | None = setting(None)
     """Function that derives a process's host state from those of a job of another size, of
     ``(all former host states, process, count)``. docs/policies.md has recipes for Grain."""
     non_finite: NonFinite = setting("report")
     """What a save does about values that are NaN or infinite; their count costs nothing beside the
     checksum. "report": the event ``save.non_finite`` names leaves that were finite before: at an
     earlier save of this process, or in the step that it restored. "off": nobody counts."""
-    orbax_item: str | None = setting(None, tier="persistent", least=1)
-    """Item of Orbax's with the training state, in the steps that are written (None: ``state``) and
-    in those of plain Orbax. There None means the item ``default``, ``state`` or ``items``; else the
-    only item with arrays; else all items with arrays, as a dict (``{"params": ..., "opt": ...}``).
-    """
-    step_name: str = setting("0", tier="persistent", least=1)
-    """How the folders of new steps are named, shown by the name of step 0: ``"00000000"`` for at
-    least eight digits, ``"ckpt_0"`` for a prefix, ``"ckpt_00000000"`` for both. Steps under any of
-    these names are read."""
-    require: Collection[Requirement] = setting((), basic=True)
+    require: Collection[Requirement] = setting(())
     """What this job must have, a set or list of names; without a name, its lack is a warning.
     "secret": ConfigError instead of generating a secret when none was given. "peers": the start
-    ends with PeerUnreachable when a neighbour of this process does not answer within half of
-    ``start_timeout_s``, as behind a firewall. "storage": the start ends with an error when a small
+    ends with PeerUnreachable when a neighbour of this process does not answer within
+    ``stall_timeout_s``, as behind a firewall. "storage": the start ends with an error when a small
     file cannot be written, read and removed in ``dir``; a job that does not save there makes no
     test."""
     bind_host: str | None = setting(None, tier="local", may_differ=True, least=1, most=253)
@@ -183,7 +194,7 @@ class Config:
     bind_port: int = setting(0, tier="local", may_differ=True, most=65535)
     """Port on which this process serves its shards; 0: a free port. A job that only reads always
     takes a free port."""
-    secret_file: str | None = setting(None, may_differ=True, least=1, basic=True)
+    secret_file: str | None = setting(None, may_differ=True, least=1)
     """File with the run's secret: 32 to 4096 bytes, not readable by other users. None: the
     environment variable ECKPT_SECRET, else the secret of `eckpt launch`; without either, the
     processes generate one, and the start warns."""
@@ -197,43 +208,25 @@ class Config:
     """Way in which arrays leave the devices. "auto": what a probe at the start found to work, see
     the event ``start.link``. "pinned_host", "pageable": JAX's own transfers; memory of the first
     kind comes from a pool that JAX never gives back."""
-    start_timeout_s: float = setting(
-        120.0, may_differ=True, orbax="multiprocessing_options.coordination_timeout_secs"
-    )
-    """Deadline of the whole start. Of it, a start waits a quarter for storage that does not answer,
-    and a restore that has nothing in RAM another half for what storage has."""
-    stall_timeout_s: float | None = setting(None, may_differ=True)
-    """Maximum time in which a restore, or a save to storage, moves nothing; then it ends with an
-    error that names who stands still. Ten times as long has what moves no bytes: a process that
-    comes late, a ``set_state``, one call to storage. None: 60 s, or the total where that is less.
-    """
-    restore_timeout_s: float = setting(14400.0, may_differ=True)
-    """Maximum time of a whole restore, also of a restore that moves."""
-    save_timeout_s: float = setting(
-        120.0, may_differ=True, orbax="multiprocessing_options.coordination_timeout_secs"
-    )
-    """Maximum time ``save`` waits for the previous save to RAM, a forced one also for that to
-    storage, and a save waits for its vote. When an exception leaves the ``with`` block, saves in
-    progress have a quarter of it."""
-    persistent_timeout_s: float = setting(
-        14400.0, tier="persistent", may_differ=True, orbax="async_options.timeout_secs"
-    )
-    """Maximum time of a persistent save that moves; as for a restore."""
-    storage_wait_timeout_s: float = setting(0.0, tier="persistent", may_differ=True, least=0)
-    """Maximum time ``save`` waits for the previous persistent save; on timeout it skips this one.
-    0: it never waits for storage. Raise it where no step may be skipped: training then waits."""
-    transfer_timeout_s: float = setting(30.0, tier="local", may_differ=True)
-    """Maximum silence of a peer. After it, a restore asks other holders, and the same one again
-    until nothing has moved for ``stall_timeout_s``. Keep it shorter than
-    ``heartbeat_timeout_seconds`` of ``jax.distributed.initialize`` (JAX's default: 100), after
-    which JAX aborts all processes."""
-    on_event: OnEvent | Sequence[OnEvent] | None = setting(None, may_differ=True, basic=True)
+    stall_timeout_s: float = setting(60.0, may_differ=True)
+    """Longest time in which nothing moves: a restore or a save to storage then ends with an error
+    that names who stands still. Other limits follow from this one. Ten times as long has what moves
+    no bytes: a process that comes late, a ``set_state``, one call to storage. Twice as long: a
+    start, and a save to RAM that waits for other processes or for the previous save. Half as long:
+    the saves in progress when an exception leaves the ``with`` block, and, up to 30 s, a silent
+    peer, after which a restore asks other holders."""
+    total_timeout_s: float = setting(14400.0, may_differ=True)
+    """Longest time of a whole restore, or of a whole save to storage, however much moves."""
+    on_event: OnEvent | Sequence[OnEvent] | None = setting(None, may_differ=True)
     """What is called with each ``events.Event``, in the thread that emits it: a function, an
     observer, or a list of them. Observers of ``emergency_ckpt.extras`` may be given by their texts:
     ``"event_log(/logs/run7)"``, ``"prometheus(9400)"``, ``"hang(600)"``. Those that the variable
     ECKPT_OBSERVERS names, separated by spaces, are added; `eckpt launch` sets it to the event
     log and ``"progress"``.
     """
+
+    orbax: OrbaxNames = dataclasses.field(default=OrbaxNames(), metadata=NO_SETTING)
+    """What Orbax's faces ask for, and no user."""
 
     if not TYPE_CHECKING:  # a type checker finds unknown names by itself, unless it sees this
 
@@ -311,17 +304,45 @@ class Config:
     @property
     def restore_limits(self) -> TimeLimits:
         """Limits of a restore."""
-        return time_limits(self.stall_timeout_s, self.restore_timeout_s)
+        return TimeLimits(min(self.stall_timeout_s, self.total_timeout_s), self.total_timeout_s)
 
     @property
     def persistent_limits(self) -> TimeLimits:
         """Limits of a save to storage."""
-        return time_limits(self.stall_timeout_s, self.persistent_timeout_s)
+        return self.restore_limits
+
+    @property
+    def start_timeout_s(self) -> float:
+        """Deadline of the whole start.
+
+        Of it, a start waits a quarter for storage that does not answer, and a restore that has
+        nothing in RAM another half for what storage has.
+        """
+        return 2 * self.stall_timeout_s
+
+    @property
+    def save_timeout_s(self) -> float:
+        """Maximum time ``save`` waits for the previous save to RAM, and a save for its vote."""
+        return 2 * self.stall_timeout_s
+
+    @property
+    def storage_wait_timeout_s(self) -> float:
+        """Maximum time ``save`` waits for the previous save to storage before it skips its own."""
+        return self.total_timeout_s if self.orbax.waits_for_storage else 0.0
+
+    @property
+    def transfer_timeout_s(self) -> float:
+        """Maximum silence of a peer. After it, a restore asks other holders, then the same again.
+
+        Far shorter than ``heartbeat_timeout_seconds`` of ``jax.distributed.initialize`` (100 by
+        default), after which JAX aborts all processes.
+        """
+        return min(self.stall_timeout_s / 2, 30.0)
 
     @property
     def longest_wait_s(self) -> float:
         """Maximum time of the saves in progress, with the removal of old steps."""
-        return 4 * self.save_timeout_s + 3 * self.persistent_timeout_s
+        return 4 * self.save_timeout_s + 3 * self.total_timeout_s
 
     @property
     def longest_save_wait_s(self) -> float:
@@ -351,11 +372,9 @@ class Config:
 
         Equal texts are equal settings.
         """
-        rows = sorted(settings_table(Config), key=lambda row: row.name)
+        names = [row.name for row in settings_table(Config) if not row.may_differ]
         return {
-            row.name: _bounded(_identity(getattr(self, row.name)))
-            for row in rows
-            if not row.may_differ
+            name: _bounded(_identity(getattr(self, name))) for name in sorted([*names, "orbax"])
         }
 
 
@@ -366,6 +385,14 @@ def _setting_names() -> frozenset[str]:
 
 _DROPPED = {
     "allow_missing_host_state": "for a step without host states call restore without host_state",
+    "start_timeout_s": "a start has twice stall_timeout_s",
+    "save_timeout_s": "a save to RAM has twice stall_timeout_s",
+    "transfer_timeout_s": "a silent peer has half of stall_timeout_s, at most 30 s",
+    "restore_timeout_s": "set total_timeout_s, the longest time of a restore or a save to storage",
+    "persistent_timeout_s": "set total_timeout_s, the longest time of a save to storage",
+    "storage_wait_timeout_s": "where no step may be skipped, call wait_until_finished before save",
+    "orbax_item": "the state is the item 'state'; several items are restored as a dict of them",
+    "step_name": "folders of steps are named by the number alone; other names are read",
     "save_on_preemption": "set on_preemption='save' (the default) or 'ignore'",
     "exit_on_preemption": "set on_preemption='exit'",
     "local_preservation_policy": "RAM keeps the newest steps: set local_keep_last_n",

@@ -12,6 +12,8 @@ from emergency_ckpt.core.limits import MAX_SETTING_CHARS
 from emergency_ckpt.types import TierName
 
 LONGEST_TIME_S: Final = 1e7
+NO_SETTING: Final = {"is_setting": False}
+"""Metadata of a field that has no row in the table."""
 
 T = TypeVar("T")
 
@@ -113,10 +115,12 @@ def setting(default: T, **traits: Any) -> T:
 
 @functools.cache
 def settings_table(config: type) -> tuple[Setting, ...]:
-    """Return a row for each field of ``config``, which is ``Config``, in its order."""
+    """Return a row for each setting of ``config``, which is ``Config``, in its order."""
     kinds = get_type_hints(config)
     rows: list[Setting] = []
     for field in dataclasses.fields(config):
+        if field.metadata == NO_SETTING:
+            continue
         parts = get_args(kinds[field.name])
         others = [part for part in parts if part is not NoneType]
         row = Setting(

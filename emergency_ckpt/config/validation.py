@@ -24,7 +24,6 @@ from emergency_ckpt.config.table import LONGEST_TIME_S, is_complete, settings_ta
 from emergency_ckpt.core.limits import NAME_PATTERN
 from emergency_ckpt.core.placement.placement_policies import PlacementPolicy
 from emergency_ckpt.core.save.timing import TimingRule
-from emergency_ckpt.core.step_names import METRICS, is_format, is_item_name
 from emergency_ckpt.errors import ConfigError
 from emergency_ckpt.events import Event
 from emergency_ckpt.extensions import extension_of
@@ -142,34 +141,11 @@ def _nested_problems(directory: str | None, local_dir: str) -> list[str]:
     )
 
 
-def _item_problems(item: str | None) -> list[str]:
-    return _line(
-        item is not None and (item == METRICS or not is_item_name(item)),
-        f"orbax_item {item!r} is not the name of an item",
-    )
-
-
-def _step_name_problems(name: str) -> list[str]:
-    return _line(
-        not is_format(name),
-        f"step_name {name!r} is no name of step 0, such as '0', '00000000', 'ckpt_0' or 'ckpt_000'",
-    )
-
-
 def _one_preservation(policy: object, keep_last_n: int | None) -> list[str]:
     return _line(
         policy is not None and keep_last_n is not None,
         "preservation_policy and keep_last_n are both set",
     )
-
-
-def _stall_problems(stall_s: float | None, restore_s: float, persistent_s: float) -> list[str]:
-    totals = {"restore_timeout_s": restore_s, "persistent_timeout_s": persistent_s}
-    return [
-        f"stall_timeout_s ({stall_s:g} s) is above {name} ({total_s:g} s)"
-        for name, total_s in totals.items()
-        if stall_s is not None and stall_s > total_s
-    ]
 
 
 def _placement_problems(placement: object) -> list[str]:
@@ -336,12 +312,9 @@ _RULES: tuple[_Rule, ...] = (
     (("dir",), _dir_problems),
     (("on_event",), _on_event_problems),
     (("dir", "local_dir"), _nested_problems),
-    (("orbax_item",), _item_problems),
-    (("step_name",), _step_name_problems),
     (("preservation_policy", "keep_last_n"), _one_preservation),
     *(((name,), partial(save_problems, name)) for name in ("local_save_every", "save_every")),
     (("preservation_policy",), preservation_policy_problems),
-    (("stall_timeout_s", "restore_timeout_s", "persistent_timeout_s"), _stall_problems),
     (("placement",), _placement_problems),
     (("require", "dir"), _storage_problems),
     (("require", "secret_file"), _secret_problems),

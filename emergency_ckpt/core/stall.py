@@ -15,7 +15,6 @@ import msgspec
 
 from emergency_ckpt.core.wording import seconds_text, size_text
 
-DEFAULT_STALL_S = 60.0
 _PATIENCE_IN_STALLS = 10
 USUAL_PIECE_BYTES = 64 << 20
 """The largest chunk that this package writes: a process that has 1.1 MB/s has it within the usual
@@ -46,11 +45,6 @@ class TimeLimits:
     def beat_s(self) -> float:
         """Return the time from one beat of a process to the next."""
         return self.stall_s / 4
-
-
-def time_limits(stall_s: float | None, total_s: float) -> TimeLimits:
-    """Return the limits for a total; ``stall_s`` None: the usual one, or the total."""
-    return TimeLimits(min(DEFAULT_STALL_S, total_s) if stall_s is None else stall_s, total_s)
 
 
 def give_up_at_s(moved_s: float, limits: TimeLimits, end_s: float, piece_bytes: int = 0) -> float:

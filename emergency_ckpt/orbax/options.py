@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from operator import attrgetter
 from typing import Any, Literal, cast, get_origin
 
 import jax
 import orbax.checkpoint as ocp
 from orbax.checkpoint import checkpoint_managers as ocm
 
-from emergency_ckpt.config import Config
+from emergency_ckpt.config import Config, OrbaxNames
 from emergency_ckpt.config.policies import (
     PerProcessPolicy,
     PreservationPolicy,
@@ -18,7 +19,7 @@ from emergency_ckpt.config.policies import (
     is_interval,
     parts_of,
 )
-from emergency_ckpt.config.table import Setting, settings_table
+from emergency_ckpt.config.table import settings_table
 from emergency_ckpt.core.step_names import is_format, name_of
 from emergency_ckpt.errors import ConfigError
 
@@ -103,7 +104,9 @@ class CheckpointManagerOptions:
         save.
       enable_async_checkpointing: False: ``save`` returns when the step is complete, and raises
         when it failed.
-      async_options: its ``timeout_secs`` bounds each stage of a persistent save.
+      async_options: its ``timeout_secs`` is the longest time of a save to storage and of a restore,
+        where it is longer than the default of ``total_timeout_s``.
+      multiprocessing_options: twice the setting ``stall_timeout_s``.
       single_host_load_and_broadcast: no effect: each byte is read from storage once anyway.
       best_fn, best_mode: criterion of ``best_step``: ``best_fn(metrics)`` returns a number, of
         which the largest (``"max"``) or the smallest (``"min"``) is best.
@@ -125,13 +128,6 @@ class CheckpointManagerOptions:
     best_fn: Callable[[Any], float] | None = None
     best_mode: Literal["max", "min"] = "max"
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict[str, Any])
-
-
-_GROUPS = {
-    "multiprocessing_options": MultiprocessingOptions,
-    "async_options": ocp.AsyncOptions,
-}
-"""Options that are groups of options, and may be None."""
 
 
 def check_kinds(options: object, global_mesh: object) -> None:
@@ -182,7 +178,7 @@ class ShouldSaveFunction:
 
 
 def step_name_of(step_name_format: Any) -> str:
-    """Return the name of step 0 in Orbax's format: the setting ``step_name``.
+    """Return the name of step 0 in Orbax's format: ``OrbaxNames.step_name``.
 
     ValueError when the format has other names than a prefix, an underscore and padding make.
     """
@@ -207,14 +203,21 @@ def settings_of(options: CheckpointManagerOptions, *, one_slice: bool) -> dict[s
     """
     local, persistent = options.local, options.persistent
     settings: dict[str, Any] = {
-        row.name: _counterpart(options, row) for row in settings_table(Config) if row.orbax
+        row.name: attrgetter(row.orbax)(options) for row in settings_table(Config) if row.orbax
     }
-    settings["step_name"] = step_name_of(options.step_name_format)
+    # Orbax waits for the previous save, and skips none.
+    settings["orbax"] = OrbaxNames(
+        step_name=step_name_of(options.step_name_format), waits_for_storage=True
+    )
+    waiting = options.multiprocessing_options or MultiprocessingOptions()
+    settings["stall_timeout_s"] = waiting.coordination_timeout_secs / 2
+    # A shorter limit would also end restores, which have none in Orbax.
+    if options.async_options is not None:
+        longest_s = float(options.async_options.timeout_secs)
+        settings["total_timeout_s"] = max(longest_s, Config().total_timeout_s)
     is_read = getattr(persistent, "read_only", False)
     settings["save_every"] = 0 if is_read else save_policy_of(persistent)
     settings["on_preemption"] = "ignore"  # the policies decide it
-    # Orbax waits for the previous save, and skips none.
-    settings["storage_wait_timeout_s"] = settings["persistent_timeout_s"]
     if persistent.preservation_policy is None and persistent.max_to_keep is not None:
         settings["keep_last_n"] = max(1, persistent.max_to_keep)
         settings["keep_every_n_steps"] = persistent.keep_period
@@ -237,16 +240,6 @@ def _steps_in_ram(local: LocalCheckpointOptions) -> int:
             " set max_to_keep, or give LatestN with a number"
         )
     return policy.n
-
-
-def _counterpart(options: CheckpointManagerOptions, row: Setting) -> Any:
-    """Return the option that ``row`` names; where its group is not set, the group's default."""
-    value: Any = options
-    for name in row.orbax.split("."):
-        value = getattr(value, name)
-        if value is None and name in _GROUPS:
-            value = _GROUPS[name]()
-    return float(cast("float", value)) if row.kind is float else value
 
 
 def with_further(settings: Mapping[str, Any], further: Mapping[str, Any]) -> dict[str, Any]:

@@ -71,7 +71,7 @@ def _error(holder: Holder, run_id: str, waited_s: float) -> LocalTierError:
         f"run {run_id!r} in {holder.path}",
         f"an earlier life of the run is not over: {holder.describe()} holds the directory, with"
         f" {newest_text}, after {waited_s:.3g} s",
-        hint=f"end that process; a start waits for it for most of start_timeout_s. {_READS}",
+        hint=f"end that process; a start waits for it for most of twice stall_timeout_s. {_READS}",
     )
 
 

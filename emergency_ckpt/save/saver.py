@@ -148,7 +148,7 @@ class Saver:
         forced = force or preempted
         save = self.saved.identity(step, forced=forced)
         orbax = orbax or OrbaxStep(metrics=plain)
-        orbax = msgspec.structs.replace(orbax, step_name=self._parts.config.step_name)
+        orbax = msgspec.structs.replace(orbax, step_name=self._parts.config.orbax.step_name)
         check_items(orbax, state)
         request = SaveRequest(save, state, host_state, plain, time.monotonic(), forced, orbax)
         if preempted:

@@ -1,6 +1,6 @@
 """The wait in ``save`` for the previous save, and the saves that get no turn.
 
-A save to RAM waits at most ``save_timeout_s``. A save to storage waits only if a setting demands
+A save to RAM waits at most ``Config.save_timeout_s``. A save to storage waits only if a face demands
 that, or if the step must exist (a forced save, or the save after a notice).
 
 Processes that leave saves to RAM out on their own may never write the same save. Suppose that

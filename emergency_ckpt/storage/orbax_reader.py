@@ -186,7 +186,7 @@ def describe_plain(
         if not names:
             wanted = "no item of arrays"
             if item is not None:
-                wanted = f"no item {item!r} of arrays (orbax_item)"
+                wanted = f"no item {item!r} of arrays"
             raise FileNotFoundError(f"{wanted} in it; it has {', '.join(below) or 'none'}")
     return describe_items(folder, names, lambda name: describe_item(folder / name))
 

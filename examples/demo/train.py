@@ -71,7 +71,6 @@ class Trainer:
             save_every=options.persistent_every,
             mesh=self._mesh,
             replica_axis=0,
-            storage_wait_timeout_s=60.0,  # the scenarios count on every step there
         )
 
     def _note(self, name: str, fields: Mapping[str, Any]) -> None:
@@ -98,6 +97,9 @@ class Trainer:
             for step in range(done + 1, self._options.steps + 1):
                 batch = model.global_batch(self._mesh, next(self._iterator))
                 state, step_loss = train_step(state, batch)
+                if step % self._options.persistent_every == 0:
+                    # The scenarios count on every such step in storage: none may be skipped.
+                    checkpointer.wait_until_finished()
                 checkpointer.save(step=step, state=state, host_state=self._iterator)
                 loss = float(step_loss)
                 self._note("train.loss", {"step": step, "loss": loss})

@@ -18,8 +18,8 @@ IN_AXLEARNS_FORM = {
     "save_every": "save_policy",
     "local_save_every": "local_save_policy",
     "preservation_policy": "keep_last_n",
-    "save_timeout_s": "non_tensor_async_timeout_secs",
-    "persistent_timeout_s": "async_timeout_secs",
+    "stall_timeout_s": "non_tensor_async_timeout_secs",
+    "total_timeout_s": "async_timeout_secs",
 }
 SAME = [row for row in settings_table(Config) if row.name not in {*IN_AXLEARNS_FORM, "dir"}]
 

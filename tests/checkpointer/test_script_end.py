@@ -18,12 +18,13 @@ OPEN = """
 import sys
 import jax, numpy as np
 from emergency_ckpt import EmergencyCheckpointer
+from emergency_ckpt.config import OrbaxNames
 
 config = EmergencyCheckpointer.default_config().set(
     dir=sys.argv[1],
     local_dir=sys.argv[2],
-    storage_wait_timeout_s=120.0,  # a slow disk must not cost a save
 )
+config.orbax = OrbaxNames(waits_for_storage=True)  # a slow disk must not cost a save
 ckpt = config.instantiate()
 """
 SAVE = """

@@ -11,11 +11,11 @@ from memory_coordination import MemoryService, everywhere
 from emergency_ckpt.cluster.beats import Beats
 from emergency_ckpt.cluster.coordination import LocalCoordinator
 from emergency_ckpt.cluster.round import Round
-from emergency_ckpt.core.stall import time_limits
+from emergency_ckpt.core.stall import TimeLimits
 from emergency_ckpt.errors import CoordinationError, DeadlineExceeded
 from emergency_ckpt.work_progress import WorkProgress
 
-LIMITS = time_limits(1.0, 60.0)
+LIMITS = TimeLimits(1.0, 60.0)
 NAME = "restore/0/beats"
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import datetime
 import math
 import os
@@ -16,7 +15,8 @@ import pytest
 from orbax.checkpoint import checkpoint_managers as ocm
 
 from emergency_ckpt import CheckpointerConfig, EmergencyCheckpointer
-from emergency_ckpt.config import Config, run_id_of, settings_table
+from emergency_ckpt.config import Config, OrbaxNames, run_id_of, settings_table
+from emergency_ckpt.core.stall import TimeLimits
 from emergency_ckpt.errors import ConfigError
 from emergency_ckpt.extras.hang import HangWatch
 from emergency_ckpt.extras.striped import Striped
@@ -34,8 +34,6 @@ MUST_AGREE: dict[str, Any] = {
     "keep_every_n_steps": 50,
     "preservation_policy": lambda: ocm.LatestN(3),
     "on_preemption": "exit",
-    "orbax_item": "params",
-    "step_name": "ckpt_00000",
     "require": {"peers", "storage"},
     "placement": Striped(2),
     "local_keep_last_n": 2,
@@ -51,13 +49,8 @@ MAY_DIFFER: dict[str, Any] = {
     "secret_file": "/other/secret",
     "device_reads": "pageable",
     "device_copy_bytes": 1 << 20,
-    "start_timeout_s": 1.0,
     "stall_timeout_s": 1.5,
-    "restore_timeout_s": 2.0,
-    "save_timeout_s": 3.0,
-    "persistent_timeout_s": 4.0,
-    "transfer_timeout_s": 5.0,
-    "storage_wait_timeout_s": 7.0,
+    "total_timeout_s": 2.0,
     "async_save": False,
     "preemption_grace_s": 6.0,
     "on_event": lambda: print,
@@ -68,7 +61,7 @@ NEEDS: dict[str, dict[str, Any]] = {
 }
 """What a field is nothing without."""
 
-FIELDS = [field.name for field in dataclasses.fields(Config)]
+FIELDS = [row.name for row in settings_table(Config)]
 
 
 def _mesh(*, reverse: bool = False) -> jax.sharding.Mesh:
@@ -210,21 +203,13 @@ def test_defaults_are_valid_but_for_the_directories() -> None:
         ),
         ({"device_copy_bytes": -1}, "device_copy_bytes must be a whole number of at least 0"),
         ({"device_copy_bytes": True}, "device_copy_bytes must be a whole number of at least 0"),
-        ({"start_timeout_s": 0}, "start_timeout_s must be a positive number"),
-        ({"restore_timeout_s": -1.0}, "restore_timeout_s must be"),
         ({"stall_timeout_s": 0}, "stall_timeout_s must be a positive number"),
-        (
-            {"stall_timeout_s": 90.0, "restore_timeout_s": 60.0},
-            "stall_timeout_s (90 s) is above restore_timeout_s (60 s)",
-        ),
-        (
-            {"stall_timeout_s": 20000.0, "restore_timeout_s": 30000.0},
-            "stall_timeout_s (20000 s) is above persistent_timeout_s (14400 s)",
-        ),
-        ({"save_timeout_s": math.nan}, "save_timeout_s must be"),
-        ({"persistent_timeout_s": math.inf}, "persistent_timeout_s must be"),
-        ({"transfer_timeout_s": "30"}, "transfer_timeout_s must be"),
-        ({"save_timeout_s": True}, "save_timeout_s must be"),
+        ({"stall_timeout_s": None}, "stall_timeout_s must be a positive number"),
+        ({"total_timeout_s": -1.0}, "total_timeout_s must be"),
+        ({"total_timeout_s": math.nan}, "total_timeout_s must be"),
+        ({"total_timeout_s": math.inf}, "total_timeout_s must be"),
+        ({"stall_timeout_s": "30"}, "stall_timeout_s must be"),
+        ({"stall_timeout_s": True}, "stall_timeout_s must be"),
         ({"preemption_grace_s": 0}, "preemption_grace_s must be a positive number"),
         ({"save_every": datetime.timedelta()}, "save_every must be a positive time, not 0:00:00"),
         ({"local_save_every": datetime.timedelta(-1)}, "local_save_every must be a positive time"),
@@ -259,11 +244,6 @@ def test_defaults_are_valid_but_for_the_directories() -> None:
         ({"local_dir": "/dev/shm/a\0b"}, "has characters that no name has"),
         ({"secret_file": "/x/\udcff"}, "has characters that no name has"),
         ({"secret_file": ""}, "secret_file is empty"),
-        ({"orbax_item": ""}, "orbax_item is empty"),
-        ({"orbax_item": "../x"}, "is not the name of an item"),
-        ({"step_name": "step=0"}, "is no name of step 0"),
-        ({"step_name": "../x_0"}, "is no name of step 0"),
-        ({"step_name": "ckpt_1"}, "is no name of step 0"),
         ({"bind_host": ""}, "bind_host is empty"),
         ({"bind_host": "h" * 254}, "is longer than 253 characters"),
         ({"local_dir": "/" + "d" * 4096}, "is longer than 4096 characters"),
@@ -315,7 +295,7 @@ def test_all_faults_are_reported_at_once() -> None:
         "local_save_every": -1,
         "keep_last_n": 0,
         "bind_host": 2,
-        "start_timeout_s": 0,
+        "stall_timeout_s": 0,
         "replica_axis": "nowhere",
     }
     problems = problems_of(**settings)
@@ -341,7 +321,7 @@ def test_unknown_setting_changes_nothing() -> None:
     assert config == Config()
 
 
-@pytest.mark.parametrize("name", ["save_on_stop", "todelete_subdir", "allow_missing_host_state"])
+@pytest.mark.parametrize("name", ["save_on_stop", "save_timeout_s", "extra_holders", "orbax_item"])
 def test_setting_that_is_gone_names_what_to_use_instead(name: str) -> None:
     with pytest.raises(ConfigError, match=f"the setting '{name}' is gone: .{{20}}"):
         Config().set(**{name: True})
@@ -377,9 +357,24 @@ def test_save_rules_that_differ_are_told_apart() -> None:
     assert "datetime.timedelta(seconds=5)" in texts
 
 
-def test_time_to_leave_follows_from_that_of_a_save() -> None:
-    assert Config().exit_timeout_s == 30.0
-    assert Config(save_timeout_s=8.0).exit_timeout_s == 2.0
+def test_limits_follow_from_two_settings() -> None:
+    usual, short = Config(), Config(stall_timeout_s=4.0, total_timeout_s=8.0)
+    assert (usual.start_timeout_s, usual.save_timeout_s, usual.exit_timeout_s) == (120, 120, 30)
+    assert (short.start_timeout_s, short.save_timeout_s, short.exit_timeout_s) == (8, 8, 2)
+    assert (usual.transfer_timeout_s, short.transfer_timeout_s) == (30, 2)
+    assert (usual.restore_limits, short.restore_limits) == (TimeLimits(60, 14400), TimeLimits(4, 8))
+    assert Config(total_timeout_s=20.0).restore_limits == TimeLimits(20, 20)
+
+
+def test_silent_peer_is_given_up_long_before_jax_ends_the_job() -> None:
+    assert Config(stall_timeout_s=600.0).transfer_timeout_s == 30
+
+
+def test_faces_ask_for_names_and_to_wait_for_storage() -> None:
+    asked = Config(orbax=OrbaxNames(step_name="ckpt_0", waits_for_storage=True))
+    assert (Config().storage_wait_timeout_s, asked.storage_wait_timeout_s) == (0, 14400)
+    shared = valid().validated().shared_settings()
+    assert valid(orbax=asked.orbax).validated().shared_settings() != shared
 
 
 def test_requirements_have_no_order() -> None:

@@ -179,14 +179,14 @@ def test_what_is_no_policy_is_named() -> None:
     problems = save_problems("save_every", policy)
     assert problems[0].startswith("save_every: <object")
     assert "interval of FixedIntervalPolicy must be a whole number" in problems[1]
-    assert preservation_policy_problems("p", Own()) != []
-    assert preservation_policy_problems("p", ocm.LatestN(1)) == []
+    assert preservation_policy_problems(Own()) != []
+    assert preservation_policy_problems(ocm.LatestN(1)) == []
 
 
 def test_policy_class_in_place_of_a_policy_is_named() -> None:
     policy = ocm.AnySavePolicy([ocm.InitialSavePolicy])  # type: ignore[list-item]
     assert save_problems("p", policy) == ["p: InitialSavePolicy is a class: give one of it"]
-    assert "LatestN is a class" in preservation_policy_problems("p", ocm.LatestN)[0]
+    assert "LatestN is a class" in preservation_policy_problems(ocm.LatestN)[0]
 
 
 NO_SAVES: list[Any] = [
@@ -221,7 +221,7 @@ def test_save_policy_with_a_value_that_it_cannot_have(policy: Any) -> None:
 
 @pytest.mark.parametrize("policy", NOTHING_KEPT, ids=repr)
 def test_preservation_policy_with_a_value_that_it_cannot_have(policy: Any) -> None:
-    (problem,) = preservation_policy_problems("preservation_policy", policy)
+    (problem,) = preservation_policy_problems(policy)
     assert problem.startswith("preservation_policy: ")
     assert " must be " in problem
 
@@ -256,4 +256,4 @@ def test_save_policies_that_will_do(policy: Any) -> None:
     ids=repr,
 )
 def test_preservation_policies_that_will_do(policy: Any) -> None:
-    assert preservation_policy_problems("preservation_policy", policy) == []
+    assert preservation_policy_problems(policy) == []

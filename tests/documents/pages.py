@@ -145,8 +145,8 @@ def check_page_and_keywords_of_settings_are_those_of_config() -> Iterator[str]:
     basic, advanced = page.split("\n## Advanced settings\n")
     if "| `save_every` |" not in basic:
         yield "save_every is no basic setting"
-    if "| `transfer_timeout_s` |" not in advanced:
-        yield "transfer_timeout_s is no advanced setting"
+    if "| `total_timeout_s` |" not in advanced:
+        yield "total_timeout_s is no advanced setting"
 
 
 def check_each_setting_has_a_meaning() -> Iterator[str]:

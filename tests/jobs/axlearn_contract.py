@@ -47,9 +47,7 @@ def build(world: JobProcess, name: str, **settings: Any) -> EmergencyCheckpointe
         save_policy=policy(never),
         local_save_policy=policy(always),
         replica_axis_index=0,
-        async_timeout_secs=60,
-        non_tensor_async_timeout_secs=60,
-        restore_timeout_s=120.0,
+        non_tensor_async_timeout_secs=120,
     )
     return cfg.set(**settings).instantiate(parent=None)
 

@@ -28,9 +28,13 @@ from job_process import JobProcess, programs_of, run_program
 from readme_blocks import readme_block
 
 from emergency_ckpt.axlearn import EmergencyCheckpointer
+from emergency_ckpt.config import Config
 from emergency_ckpt.tools.job_environment import JobEnvironment
 
 STOP, LAST_SAVED, END = 44, 95, 99
+
+# A slow disk must not cost a save: instead of the property of this name.
+setattr(Config, "storage_wait_timeout_s", 60.0)  # noqa: B010
 
 
 def checkpointer(name: str, **settings: Any) -> Any:
@@ -40,10 +44,7 @@ def checkpointer(name: str, **settings: Any) -> Any:
         local_dir=str(JobEnvironment.from_environ().local_dir / name),
         keep_last_n=2,
         replica_axis_index=0,
-        async_timeout_secs=60,
-        non_tensor_async_timeout_secs=60,
-        restore_timeout_s=120.0,
-        storage_wait_timeout_s=60.0,
+        non_tensor_async_timeout_secs=120,
     )
     return cfg.set(**settings)
 

@@ -15,10 +15,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+from configs import config_with
 from continuous_job import Training
 from job_process import Iterator, JobProcess
 
-from emergency_ckpt import EmergencyCheckpointer
 from emergency_ckpt.cluster.coordination import connect
 from emergency_ckpt.cluster.preemption import PREEMPTED_EXIT_CODE
 from emergency_ckpt.tools.job_environment import JobEnvironment
@@ -89,19 +89,19 @@ def main(root: Path, slices: int, name: str, settings: dict[str, Any]) -> None:
         moment.listen(event)
 
     training, iterator = Training(slices), Iterator(world.process)
-    config = EmergencyCheckpointer.default_config().set(
-        run_id="life",
-        dir=str(root / "persistent"),
-        local_dir=str(env.local_dir),
-        mesh=training.mesh,
-        local_save_every=5,
-        save_every=10_000,
-        restore_timeout_s=60,
-        save_timeout_s=30,
-        on_event=listen,
-    )
+    defaults: dict[str, Any] = {
+        "run_id": "life",
+        "dir": str(root / "persistent"),
+        "local_dir": str(env.local_dir),
+        "mesh": training.mesh,
+        "local_save_every": 5,
+        "save_every": 10_000,
+        "total_timeout_s": 60,
+        "save_timeout_s": 30,
+        "on_event": listen,
+    }
     last = settings.pop("last", LAST)
-    config.set(**settings)
+    config = config_with({**defaults, **settings})
     state, step = Training(slices).zero, 0
     moment.here("start")
     with config.instantiate() as ckpt:

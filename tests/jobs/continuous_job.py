@@ -20,13 +20,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from configs import config_with
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from job_process import Iterator, JobProcess, finish, mesh_of, run_program
 from memory_coordination import meet
 from orbax.checkpoint import checkpoint_managers as ocm
 
-from emergency_ckpt import EmergencyCheckpointer
 from emergency_ckpt.cluster.coordination import JaxCoordinator, connect
 from emergency_ckpt.cluster.preemption import PREEMPTED_EXIT_CODE
 from emergency_ckpt.extras.pace import AdaptiveInterval
@@ -299,13 +299,15 @@ def train_until(
             note(event=event.point, **event.fields)
         hooks.strike(event.point, event.fields.get("step"))
 
-    config = EmergencyCheckpointer.default_config().set(
-        run_id="life",
-        local_dir=str(env.local_dir),
-        mesh=training.mesh,
-        on_event=[listen, *settings.pop("observers", ())],
-    )
-    config.set(restore_timeout_s=60, save_timeout_s=30, **settings)
+    defaults: dict[str, Any] = {
+        "run_id": "life",
+        "local_dir": str(env.local_dir),
+        "mesh": training.mesh,
+        "on_event": [listen, *settings.pop("observers", ())],
+        "total_timeout_s": 60,
+        "save_timeout_s": 30,
+    }
+    config = config_with({**defaults, **settings})
     training.step(training.zero)  # compiled before anyone waits for anyone
     state, step = Training(world.slices).zero, 0
     with config.instantiate() as ckpt:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
+from configs import config_with
 from fake_gcs import FaultRule, GcsControl
 
 from emergency_ckpt import EmergencyCheckpointer
@@ -43,16 +44,16 @@ def returns(ckpt: EmergencyCheckpointer, was_hit: Callable[[], bool]) -> None:
 def main(end: str, target: str, local_dir: str, exit_timeout_s: float) -> int:
     control = GcsControl(os.environ["STORAGE_EMULATOR_HOST"])
     state = {"x": jnp.arange(1000.0)}
-    # ``persistent_timeout_s`` is also the time that storage has for an answer.
-    given_up: dict[str, Any] = {"persistent_timeout_s": 20.0} if end == "return" else {}
-    with EmergencyCheckpointer(
-        dir="gs://bucket/run",
-        local_dir=local_dir,
-        local_save_every=0,
-        save_every=1,
-        save_timeout_s=4 * exit_timeout_s,
-        **given_up,
-    ) as ckpt:
+    settings: dict[str, Any] = {
+        "dir": "gs://bucket/run",
+        "local_dir": local_dir,
+        "local_save_every": 0,
+        "save_every": 1,
+        "save_timeout_s": 4 * exit_timeout_s,
+    }
+    if end == "return":  # it is also the time that storage has for an answer
+        settings["total_timeout_s"] = 20.0
+    with EmergencyCheckpointer(config_with(settings)) as ckpt:
         ckpt.restore(state=state)
         rule = control.add_fault(
             FaultRule(kind="delay", delay_s=NEVER_S, method="POST", target=f"bucket/run/{target}")

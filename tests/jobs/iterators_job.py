@@ -86,7 +86,7 @@ def config(world: JobProcess, name: str, ramdisk: str) -> CheckpointerConfig:
         save_every=LAST,
         local_save_every=4,
         mesh=mesh_of(world.slices),
-        restore_timeout_s=120,
+        total_timeout_s=120,
     )
 
 

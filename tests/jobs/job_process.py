@@ -16,6 +16,7 @@ import jax
 import ml_dtypes
 import numpy as np
 from buffered import with_buffers
+from configs import config_with
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from memory_coordination import meet
@@ -191,18 +192,20 @@ class JobProcess:
         self, name: str, *, host: int | None = None, stores_newest: bool = False, **settings: Any
     ) -> CheckpointerConfig:
         """Return a config. Most jobs want storage as a crash leaves it, as ``World.open``."""
-        kind = EmergencyCheckpointer.default_config if stores_newest else _AsBeforeACrash
-        config = kind().set(
-            run_id=name,
-            local_dir=str(self.ramdisk(name, host)),
-            local_save_every=5,
-            save_every=0,
-            restore_timeout_s=60,
-            save_timeout_s=30,
-            storage_wait_timeout_s=60,
-            on_event=lambda event: self.events.append((event.name, dict(event.fields))),
-        )
-        return config.set(**settings)
+        kind = CheckpointerConfig if stores_newest else _AsBeforeACrash
+        defaults: dict[str, Any] = {
+            "run_id": name,
+            "local_dir": str(self.ramdisk(name, host)),
+            "local_save_every": 5,
+            "save_every": 0,
+            "total_timeout_s": 60,
+            "start_timeout_s": 120,
+            "save_timeout_s": 30,
+            "transfer_timeout_s": 30,
+            "storage_wait_timeout_s": 60,
+            "on_event": lambda event: self.events.append((event.name, dict(event.fields))),
+        }
+        return config_with({**defaults, **settings}, kind)
 
     def named(self, point: str) -> list[dict[str, Any]]:
         return [fields for name, fields in self.events if point_of(name, fields) == point]

@@ -14,11 +14,11 @@ from pathlib import Path
 
 import jax
 import numpy as np
+from configs import config_with
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from memory_coordination import meet
 
-from emergency_ckpt import EmergencyCheckpointer
 from emergency_ckpt.cluster.coordination import connect
 from emergency_ckpt.errors import CheckpointError
 
@@ -39,16 +39,17 @@ def main() -> dict[str, object]:
         sharding = NamedSharding(mesh, P())
         return {"w": jax.make_array_from_callback((4,), sharding, lambda index: whole[index])}
 
-    config = EmergencyCheckpointer.default_config().set(
-        run_id="loopback",
-        local_dir=str(root / f"ram_{process}"),
-        mesh=mesh,
-        replica_axis="slice",
-        local_save_every=1,
-        save_timeout_s=20,
-        transfer_timeout_s=5,
-        bind_host=bind_host or None,
-    )
+    settings = {
+        "run_id": "loopback",
+        "local_dir": str(root / f"ram_{process}"),
+        "mesh": mesh,
+        "replica_axis": "slice",
+        "local_save_every": 1,
+        "save_timeout_s": 20,
+        "transfer_timeout_s": 5,
+        "bind_host": bind_host or None,
+    }
+    config = config_with(settings)
     try:
         with config.instantiate() as ckpt:
             ckpt.save(step=1, state=state(1), host_state={"at": process})

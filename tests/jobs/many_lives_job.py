@@ -45,7 +45,7 @@ def main(root: Path, slices: int, run_id: str, steps: int) -> None:
         keep_last_n=KEPT,
         on_event=EventLogObserver(root / "events" / run_id),
         host_state_remap=lambda payloads, process, count: payloads[0],
-        save_timeout_s=30,
+        stall_timeout_s=30,
     )
     with ckpt:
         found, state = ckpt.restore(state=state_at(0), host_state=iterator)

@@ -17,7 +17,7 @@ from job_process import JobProcess
 
 from emergency_ckpt import orbax as emergency
 
-SETTINGS = {"restore_timeout_s": 90.0}
+SETTINGS = {"total_timeout_s": 90.0}
 
 
 class EmptyNode(NamedTuple):

@@ -36,7 +36,7 @@ def opened(world: JobProcess, kind: str, name: str, stores: int = 2, **more: Any
     settings = {
         "local_save_every": 1,
         "mesh": mesh_of(world.slices),
-        "save_timeout_s": 60.0,
+        "stall_timeout_s": 30.0,
         "on_event": lambda event: world.events.append((event.name, dict(event.fields))),
         **more,
     }
@@ -112,7 +112,7 @@ def wrong_at_one(kind: str) -> Callable[[JobProcess], Any]:
     """One process has a setting that is wrong, and ends; the others learn of it."""
 
     def program(world: JobProcess) -> Any:
-        wrong = {"save_timeout_s": -1.0} if world.process == WITHOUT_ROOM else {}
+        wrong = {"stall_timeout_s": -1.0} if world.process == WITHOUT_ROOM else {}
         try:
             opened(world, kind, "wrong", **wrong)
         except ConfigError as error:

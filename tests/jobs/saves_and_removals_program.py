@@ -7,6 +7,7 @@ import sys
 import tempfile
 
 import numpy as np
+from configs import config_with
 
 from emergency_ckpt import EmergencyCheckpointer
 from emergency_ckpt.events import Event
@@ -18,15 +19,16 @@ LONG_S = 120.0
 def save_and_remove(directory: str, local_dir: str, saves: int) -> dict[str, object]:
     """Return the outcome of ``saves`` saves to ``directory``; the last three are kept."""
     events: list[Event] = []
-    with EmergencyCheckpointer(
-        dir=directory,
-        local_dir=local_dir,
-        local_save_every=0,
-        save_every=1,
-        keep_last_n=KEPT,
-        storage_wait_timeout_s=LONG_S,
-        on_event=events.append,
-    ) as ckpt:
+    settings = {
+        "dir": directory,
+        "local_dir": local_dir,
+        "local_save_every": 0,
+        "save_every": 1,
+        "keep_last_n": KEPT,
+        "storage_wait_timeout_s": LONG_S,
+        "on_event": events.append,
+    }
+    with EmergencyCheckpointer(config_with(settings)) as ckpt:
         for step in range(1, saves + 1):
             ckpt.save(step=step, state={"w": np.full(4, step), "b": np.zeros(2)})
         ckpt.wait_until_finished()

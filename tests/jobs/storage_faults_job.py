@@ -31,8 +31,7 @@ from emergency_ckpt.storage import calls
 from emergency_ckpt.storage.item import objects
 from emergency_ckpt.storage.item.array_writes import ArrayWrites
 
-SAVE_TIMEOUT_S = 20.0
-RESTORE_TIMEOUT_S = 40.0
+TIMEOUT_S = 30.0
 NOTICED_WITHIN_S = 5.0
 WAIT_S = 60.0
 
@@ -119,8 +118,7 @@ def config(world: JobProcess, name: str, **more: Any) -> Any:
         "mesh": mesh_of(world.slices),
         "save_every": 5,
         "local_save_every": 0,
-        "persistent_timeout_s": SAVE_TIMEOUT_S,
-        "restore_timeout_s": RESTORE_TIMEOUT_S,
+        "total_timeout_s": TIMEOUT_S,
     }
     return world.config(name, **{**settings, **more})
 
@@ -287,7 +285,7 @@ def restore_under(world: JobProcess, faults: list[str]) -> Any:
 def stalls(world: JobProcess) -> Any:
     """A bucket that answers nothing any more, or some bytes each minute: with a small limit."""
     name, mesh, iterator = "stalls", mesh_of(world.slices), Iterator(world.process)
-    limits = {"stall_timeout_s": 3.0, "restore_timeout_s": 600.0}
+    limits = {"stall_timeout_s": 3.0, "total_timeout_s": 600.0}
     with config(world, name, **limits).instantiate() as ckpt:
         ckpt.save(step=5, state=state_at(5, mesh), host_state=iterator.at(5), force=True)
         ckpt.wait_until_finished()
@@ -371,7 +369,7 @@ def one_writer_fails(world: JobProcess) -> Any:
     write = ArrayWrites.write_into
     results: dict[str, Any] = {}
     directory = str(world.root / "broken_writes")
-    with config(world, name, dir=directory, persistent_timeout_s=20.0).instantiate() as ckpt:
+    with config(world, name, dir=directory, total_timeout_s=20.0).instantiate() as ckpt:
         for step, broken in ((5, None), (10, 1), (15, None), (20, 0)):
 
             def break_off(*args: Any, broken: int | None = broken, **kwargs: Any) -> Any:

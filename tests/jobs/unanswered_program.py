@@ -6,18 +6,20 @@ import logging
 import sys
 
 import numpy as np
+from configs import config_with
 
 from emergency_ckpt import EmergencyCheckpointer
 from emergency_ckpt.errors import PersistentTierError
 
 logging.basicConfig(level=logging.INFO)
 points: list[str] = []
-with EmergencyCheckpointer(
-    dir="gs://bucket/run",
-    local_dir=sys.argv[1],
-    start_timeout_s=8,
-    on_event=lambda event: points.append(event.point),
-) as ckpt:
+settings = {
+    "dir": "gs://bucket/run",
+    "local_dir": sys.argv[1],
+    "start_timeout_s": 8,
+    "on_event": lambda event: points.append(event.point),
+}
+with EmergencyCheckpointer(config_with(settings)) as ckpt:
     started, points[:] = list(points), []
     try:
         ckpt.restore(state={"w": np.zeros(3)})

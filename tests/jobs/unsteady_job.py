@@ -89,7 +89,7 @@ def refusal(world: JobProcess) -> Any:
     train(world, "refusal", STEPS)
     lose(world, "refusal", 2, 3)
     with answering(resetting(times=float("inf"))):
-        refused = restore(world, "refusal", restore_timeout_s=4.0)
+        refused = restore(world, "refusal", total_timeout_s=4.0)
     return [refused, restore(world, "refusal")]
 
 

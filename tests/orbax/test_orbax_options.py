@@ -104,10 +104,14 @@ def test_orbaxs_own_options_are_understood() -> None:
     )
     settings = settings_of(theirs, one_slice=False)  # type: ignore[arg-type]
     assert settings["local_keep_last_n"] == 2
-    assert settings["persistent_timeout_s"] == settings["storage_wait_timeout_s"] == 77
-    assert settings["start_timeout_s"] == settings["save_timeout_s"] == 33
+    config = Config().set(**settings)
+    assert config.save_timeout_s == 33
+    assert config.total_timeout_s == config.storage_wait_timeout_s == 14400
+    theirs.async_options = ocp.AsyncOptions(timeout_secs=20_000)
+    longer = settings_of(theirs, one_slice=False)  # type: ignore[arg-type]
+    assert longer["total_timeout_s"] == 20_000
     theirs.step_name_format = ocp.path.step.standard_name_format(step_prefix="at")
-    assert settings_of(theirs, one_slice=False)["step_name"] == "at_0"  # type: ignore[arg-type]
+    assert settings_of(theirs, one_slice=False)["orbax"].step_name == "at_0"  # type: ignore[arg-type]
     theirs.step_name_format = HiveNames()
     with pytest.raises(ValueError, match="step_name_format"):
         settings_of(theirs, one_slice=False)  # type: ignore[arg-type]

@@ -194,8 +194,8 @@ def test_background_failure_of_ram_is_not_raised(world: World, face: Any) -> Non
 def test_wrong_setting_is_an_error_all_the_same(world: World, face: Any) -> None:
     with pytest.raises(ConfigError, match="local_save_everi"):
         face(local_save_everi=3)
-    with pytest.raises(ConfigError, match="save_timeout_s"):
-        face(save_timeout_s=-1.0)
+    with pytest.raises(ConfigError, match="stall_timeout_s"):
+        face(stall_timeout_s=-1.0)
 
 
 def test_default_directory_is_of_one_user(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -45,9 +45,9 @@ def test_one_refused_ramdisk_leaves_storage_to_all(job: ByProgram, kind: str) ->
 
 def test_wrong_setting_at_one_process_is_told_to_all(job: ByProgram, kind: str) -> None:
     found = job[f"wrong, {kind}"]
-    assert "save_timeout_s" in found.pop(1)
+    assert "stall_timeout_s" in found.pop(1)
     for (reason,) in found:
-        assert "process 1: configure EmergencyCheckpointer: save_timeout_s" in reason
+        assert "process 1: configure EmergencyCheckpointer: stall_timeout_s" in reason
 
 
 @pytest.mark.parametrize("lost", ["one", "slice"])

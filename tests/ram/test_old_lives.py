@@ -34,7 +34,7 @@ def test_start_beside_an_old_life_names_pid_host_and_step(ramdisk: Path, index: 
             open_tier(ramdisk, process_index=index)
         assert f"process {owner.pid} on host {socket.gethostname()} holds" in str(caught.value)
         assert "with step 40" in str(caught.value)
-        assert "most of start_timeout_s" in str(caught.value)
+        assert "most of twice stall_timeout_s" in str(caught.value)
         assert names(ramdisk) == ["process_00000"]
 
 

@@ -138,7 +138,7 @@ def test_removal_of_a_link_touches_nothing_behind_it(
 
 def test_removal_that_never_succeeds_is_said_once(world: World) -> None:
     """A step that is a mount point cannot be renamed; saves go on without a wait for it."""
-    settings: dict[str, Any] = {"keep_last_n": 1, "persistent_timeout_s": 3600.0}
+    settings: dict[str, Any] = {"keep_last_n": 1, "total_timeout_s": 3600.0}
     persist(world, 2, **settings)
     (step,) = linked_step(world, 2, documents=False)
     (world.persistent / "2").unlink()

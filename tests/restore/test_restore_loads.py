@@ -95,7 +95,7 @@ def test_storage_that_fails_after_planning_costs_no_step(
         return working(self, *args, **more)
 
     monkeypatch.setattr(PersistentTier, method, fail)
-    with stored.open_both(restore_timeout_s=20.0) as checkpointer:
+    with stored.open_both(total_timeout_s=20.0) as checkpointer:
         if method == "describe":  # its own calls are repeated within the tier
             with pytest.raises(StorageUnreachable, match="not lost") as failed:
                 checkpointer.restore(state=stored.state(0), host_state={})

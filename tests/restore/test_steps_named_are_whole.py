@@ -32,14 +32,14 @@ def test_steps_of_silent_storage_are_those_of_ram(
 
     # Else each of these calls would be repeated for half an hour.
     listings_give_up_soon(monkeypatch)
-    with world.open_both(persistent_timeout_s=1800.0) as checkpointer:
+    with world.open_both(total_timeout_s=1800.0) as checkpointer:
         monkeypatch.setattr(StorageDirectory, "forget_listings", unreachable)
         assert (checkpointer.all_steps(), checkpointer.latest_step()) == ([3], 3)
         assert world.named("persistent.problem", cause="unreachable")
     monkeypatch.undo()
     listings_give_up_soon(monkeypatch)
     world.lose_ram()
-    with world.open_both(persistent_timeout_s=1800.0) as checkpointer:
+    with world.open_both(total_timeout_s=1800.0) as checkpointer:
         monkeypatch.setattr(StorageDirectory, "forget_listings", unreachable)
         with pytest.raises(PersistentTierError, match="no route to storage"):
             checkpointer.latest_step()

@@ -15,6 +15,7 @@ import jax
 import numpy as np
 import pytest
 from buffered import with_buffers
+from configs import config_with
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from mounts import mount_tmpfs, unmount
@@ -51,12 +52,13 @@ class World:
             "local_save_every": 1,
             "save_every": 0,
             "mesh": self.mesh,
+            "start_timeout_s": 2 * LONG_S,
             "save_timeout_s": LONG_S,
             "storage_wait_timeout_s": LONG_S,  # a slow disk must not cost a save
             "on_event": self.events.append,
         }
         kind = with_buffers(buffers or Buffers(), stores_newest=stores_newest)
-        return kind(**{**defaults, **settings})
+        return kind(config_with({**defaults, **settings}))
 
     def open_both(self, **settings: Any) -> EmergencyCheckpointer:
         both = {"dir": str(self.persistent), "save_every": 2}

@@ -13,6 +13,7 @@ import sys, threading
 import jax, jax.numpy as jnp
 jax.config.update("jax_platforms", "cpu")
 from emergency_ckpt import EmergencyCheckpointer
+from emergency_ckpt.config import Config
 from emergency_ckpt.storage import PersistentTier
 root, limit_s = sys.argv[1], float(sys.argv[2])
 hanging = threading.Event()
@@ -20,9 +21,9 @@ def hang(*_, **__):
     hanging.set()
     threading.Event().wait()
 PersistentTier.write_tensors = hang
+Config.exit_timeout_s = limit_s
 with EmergencyCheckpointer(
-    run_id="run", dir=root + "/storage", local_dir=root + "/ram", save_timeout_s=4 * limit_s,
-    local_save_every=0, save_every=1,
+    run_id="run", dir=root + "/storage", local_dir=root + "/ram", local_save_every=0, save_every=1,
 ) as checkpointer:
     checkpointer.save(step=1, state={"w": jnp.zeros(4)})
     assert hanging.wait(60)

@@ -88,6 +88,12 @@ def checkpointer(**sizes: int) -> Any:
     return type(own.__name__, (own,), {"_buffers": plan.Buffers(**sizes)})
 
 
+def config(**limits: float) -> Any:
+    """Return a config of the product in which ``limits`` do not follow from other settings."""
+    own = product().CheckpointerConfig
+    return type(own.__name__, (own,), limits)()
+
+
 def _all_below(package: ModuleType) -> list[ModuleType]:
     found = [package]
     for each in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):

@@ -25,7 +25,7 @@ HEALED_SAVES = 4
 """Saves after the last fault, of which the last must be complete."""
 _IN_MEMORY = 2
 """In one of so many histories a tier in memory takes the place of storage in the list of steps."""
-_QUIET_S = 130.0
+_QUIET_S = 210.0
 """Time from the last fault to the first of these: what was under way has failed by then."""
 SECOND = 100
 """What follows a second restore counts as a life of its own, whose number is so much greater."""
@@ -79,7 +79,14 @@ class Loop:
 
     def _checkpointer(self, process: Process) -> Any:
         plan = self._plan
+        config = install.config(
+            start_timeout_s=60.0,
+            save_timeout_s=SAVE_TIMEOUT_S,
+            transfer_timeout_s=5.0,
+            storage_wait_timeout_s=1.0,
+        )
         return install.checkpointer(copy_batch_bytes=200)(
+            config,
             run_id=RUN,
             local_dir=str(process.host.ram),
             bind_host=process.host.address,
@@ -87,16 +94,11 @@ class Loop:
             dir=self._dir if plan.stored_every else None,
             save_every=self._rule(plan.stored_every),
             keep_last_n=KEPT_IN_STORAGE if plan.stored_every else None,
-            persistent_timeout_s=120.0,
-            storage_wait_timeout_s=1.0,
             local_keep_last_n=plan.keep_last_n,
             placement=plan.placement,
             on_preemption="save" if self._life.noticed else "ignore",
-            start_timeout_s=60.0,
-            save_timeout_s=SAVE_TIMEOUT_S,
             stall_timeout_s=20.0,
-            restore_timeout_s=600.0,
-            transfer_timeout_s=5.0,
+            total_timeout_s=600.0,
             host_state_remap=lambda payloads, index, count: {**payloads[0], "me": index},
             on_event=lambda event: self._on_event(process, event),
         )

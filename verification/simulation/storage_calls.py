@@ -58,7 +58,7 @@ def count(writers: int) -> dict[str, int]:
     from emergency_ckpt.cluster.coordination import JaxCoordinator  # noqa: PLC0415
     from emergency_ckpt.cluster.shard_source import HostStateInbox  # noqa: PLC0415
     from emergency_ckpt.core.placement.placement_policies import Topology  # noqa: PLC0415
-    from emergency_ckpt.core.stall import time_limits  # noqa: PLC0415
+    from emergency_ckpt.core.stall import TimeLimits  # noqa: PLC0415
     from emergency_ckpt.events import EventSink  # noqa: PLC0415
     from emergency_ckpt.save.persistent.save import PersistentSave, PersistentSaves  # noqa: PLC0415
     from emergency_ckpt.state import host_state  # noqa: PLC0415
@@ -89,7 +89,7 @@ def count(writers: int) -> dict[str, int]:
             quiet,
             Failures(),
             chain=chain,
-            limits=time_limits(None, TIMEOUT_S),
+            limits=TimeLimits(60.0, TIMEOUT_S),
         )
 
     every = [saves_of(index) for index in everyone]

@@ -28,15 +28,14 @@ from soak_program import Order
 
 from emergency_ckpt.tools.launch.process_set import ReservedPort
 
-HANG_S = 120.0
+HANG_S = 150.0
 """Longer than all deadlines of the job's settings together: what takes longer hangs."""
 ATTEMPTS = 3
 _SETTINGS = {
-    "restore_timeout_s": 40.0,
+    "total_timeout_s": 30.0,
     "start_timeout_s": 40.0,
     "save_timeout_s": 10.0,
     "transfer_timeout_s": 2.0,
-    "persistent_timeout_s": 20.0,
     "storage_wait_timeout_s": 2.0,
     "preemption_grace_s": 15.0,
 }

@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from configs import config_with
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from soak_truth import LEAVES, box_text, digest, kind_of, leaf, position
@@ -279,11 +280,11 @@ def run(order: Order) -> int:
 def _train(order: Order, journal: Journal, clock: Clock, stop: threading.Event) -> int:
     mesh, data = mesh_of(order.slices), Data()
     checkpointer = EmergencyCheckpointer(
+        config_with(order.settings),
         mesh=mesh,
         replica_axis="slice",
         host_state_remap=remap,
         on_event=Listener(journal, order.kill_at, order.settled),
-        **order.settings,
     )
     with checkpointer as ckpt:
         step = state = None

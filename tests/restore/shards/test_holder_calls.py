@@ -8,7 +8,7 @@ import time
 import pytest
 
 from emergency_ckpt import work_progress as progress_module
-from emergency_ckpt.core.stall import time_limits
+from emergency_ckpt.core.stall import TimeLimits
 from emergency_ckpt.errors import (
     AuthenticationFailed,
     CheckpointError,
@@ -133,7 +133,7 @@ def test_holder_that_breaks_off_is_asked_while_some_of_it_comes(
 ) -> None:
     """Bytes move each time, so nothing stalls; without any of what is asked for it ends."""
     clock = Clock(monkeypatch)
-    progress = WorkProgress(time_limits(None, 14400.0))
+    progress = WorkProgress(TimeLimits(60.0, 14400.0))
     calls = HolderCalls(EventSink(None, process_index=0), progress)
     began_s = clock.now_s
 

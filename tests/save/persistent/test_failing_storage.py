@@ -53,7 +53,7 @@ def refused(world: World) -> str:
 
 def test_save_read_only_storage_fails_at_once(world: World, read_only: str) -> None:
     """Else the save is tried again and again for the whole timeout, and the wait fails."""
-    with world.open_both(dir=read_only, persistent_timeout_s=LONG_S) as checkpointer:
+    with world.open_both(dir=read_only, total_timeout_s=LONG_S) as checkpointer:
         with pytest.raises(PersistentTierError, match="Read-only"):
             checkpointer.check_for_errors()
         assert checkpointer.save(step=2, state=world.state(2))
@@ -66,7 +66,7 @@ def test_save_full_storage_fails_with_a_hint(world: World) -> None:
     disk = world.persistent.parent / "disk"
     with (
         small_tmpfs(disk, 1 << 20),
-        world.open_both(dir=str(disk / "run"), persistent_timeout_s=LONG_S) as checkpointer,
+        world.open_both(dir=str(disk / "run"), total_timeout_s=LONG_S) as checkpointer,
     ):
         fill_disk(disk / "other")
         assert checkpointer.save(step=2, state=world.state(2))

@@ -24,7 +24,7 @@ from emergency_ckpt.cluster.shard_source import HostStateInbox
 from emergency_ckpt.cluster.timelines import StoredChain, Timelines
 from emergency_ckpt.core.limits import MAX_HOST_STATE_BYTES
 from emergency_ckpt.core.placement.placement_policies import Topology
-from emergency_ckpt.core.stall import time_limits
+from emergency_ckpt.core.stall import TimeLimits
 from emergency_ckpt.errors import PersistentTierError, SaveFailed, TransferError
 from emergency_ckpt.events import Event, EventSink
 from emergency_ckpt.save.persistent.save import PersistentSave, PersistentSaves
@@ -105,7 +105,7 @@ class Job:
                     Timelines(NO_RAM, QUIET),
                     QUIET,
                 ),
-                limits=time_limits(None, LONG_S),
+                limits=TimeLimits(60.0, LONG_S),
             )
             for process in range(count)
         ]
