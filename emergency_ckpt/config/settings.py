@@ -93,15 +93,14 @@ _SHOWN_CHARS = 200
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class OrbaxNames:
-    """How a face of Orbax's saves to storage.
+    """The way in which a face of Orbax saves to storage.
 
     Attributes:
-      item: Orbax's item with the training state in the steps that are written (None: ``state``) and
-        in those of plain Orbax. There None means the item ``default``, ``state`` or ``items``; else
-        the only item with arrays; else all items with arrays, as a dict.
-      step_name: the name of step 0, which shows how the folders of new steps are named:
-        ``"00000000"`` for at least eight digits, ``"ckpt_0"`` for a prefix. Steps under any of
-        these names are read.
+      item: the item of Orbax with the training state, in the steps that are written (None:
+        ``state``) and in those of plain Orbax. There None means the item ``default``, ``state`` or
+        ``items``; else the only item with arrays; else all items with arrays, as a dict.
+      step_name: the name of step 0, by which the folders of new steps are named: ``"00000000"`` for
+        at least eight digits, ``"ckpt_0"`` for a prefix. Steps under any such name are read.
       waits_for_storage: ``save`` waits for the previous save to storage, and leaves none out.
     """
 

@@ -119,7 +119,7 @@ def settings_table(config: type) -> tuple[Setting, ...]:
     kinds = get_type_hints(config)
     rows: list[Setting] = []
     for field in dataclasses.fields(config):
-        if field.metadata == NO_SETTING:
+        if not field.metadata.get("is_setting", True):
             continue
         parts = get_args(kinds[field.name])
         others = [part for part in parts if part is not NoneType]
