@@ -15,7 +15,7 @@ import orbax.checkpoint as ocp
 from orbax.checkpoint import checkpoint_managers as ocm
 
 from emergency_ckpt.checkpointer import CheckpointerConfig
-from emergency_ckpt.config import OrbaxNames
+from emergency_ckpt.config import OrbaxFace
 from emergency_ckpt.config.table import Setting
 from emergency_ckpt.errors import ConfigError
 from emergency_ckpt.orbax import (
@@ -78,7 +78,7 @@ def from_maxtext(flags: object, **settings: Any) -> CheckpointerConfig:
       ConfigError: a flag of the wrong type, or one that says where removed steps go.
     """
     values = _values(flags)
-    config = CheckpointerConfig(orbax=OrbaxNames(item="items")).set(
+    config = CheckpointerConfig(orbax=OrbaxFace(item="items")).set(
         async_save=values["async_checkpointing"],
         save_every=_backup_interval(values) or values["checkpoint_period"],
         local_save_every=values["local_checkpoint_period"],

@@ -340,6 +340,7 @@ class Opened:
             copy_batch_bytes=self.buffers.copy_batch_bytes,
             timelines=timelines,
             keep_last_n=config.local_keep_last_n,
+            drops_older=config.orbax.drops_older_steps,
             finite=self._finite,
         )
 

@@ -92,8 +92,8 @@ _SHOWN_CHARS = 200
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class OrbaxNames:
-    """The way in which a face of Orbax saves to storage.
+class OrbaxFace:
+    """The wishes of a face of Orbax, which no user has.
 
     Attributes:
       item: the item of Orbax with the training state, in the steps that are written (None:
@@ -102,11 +102,14 @@ class OrbaxNames:
       step_name: the name of step 0, by which the folders of new steps are named: ``"00000000"`` for
         at least eight digits, ``"ckpt_0"`` for a prefix. Steps under any such name are read.
       waits_for_storage: ``save`` waits for the previous save to storage, and leaves none out.
+      drops_older_steps: RAM drops the steps beyond ``local_keep_last_n`` as soon as a newer one is
+        complete. False: an older step stays readable until a save takes its memory.
     """
 
     item: str | None = None
     step_name: str = "0"
     waits_for_storage: bool = False
+    drops_older_steps: bool = False
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -224,8 +227,8 @@ class Config:
     log and ``"progress"``.
     """
 
-    orbax: OrbaxNames = dataclasses.field(default=OrbaxNames(), metadata=NO_SETTING)
-    """What Orbax's faces ask for, and no user."""
+    orbax: OrbaxFace = dataclasses.field(default=OrbaxFace(), metadata=NO_SETTING)
+    """What a face of Orbax asks for."""
 
     if not TYPE_CHECKING:  # a type checker finds unknown names by itself, unless it sees this
 

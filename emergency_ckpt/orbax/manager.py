@@ -147,9 +147,7 @@ class CheckpointManager(ocp.AbstractCheckpointManager):
 
     def _surveyed(self) -> CompleteSteps:
         """Return the complete steps of each tier, by what all processes hold. Collective."""
-        steps = self._checkpointer.steps.survey(self._abstract_state)
-        # RAM may have older steps, whose memory the next saves take.
-        return CompleteSteps(steps.local[-self._config.local_keep_last_n :], steps.persistent)
+        return self._checkpointer.steps.survey(self._abstract_state)
 
     def _survey(self) -> None:
         """Count all complete steps as saved, so that none of them is due. Collective."""

@@ -11,7 +11,7 @@ import jax
 import orbax.checkpoint as ocp
 from orbax.checkpoint import checkpoint_managers as ocm
 
-from emergency_ckpt.config import Config, OrbaxNames
+from emergency_ckpt.config import Config, OrbaxFace
 from emergency_ckpt.config.policies import (
     PerProcessPolicy,
     PreservationPolicy,
@@ -178,7 +178,7 @@ class ShouldSaveFunction:
 
 
 def step_name_of(step_name_format: Any) -> str:
-    """Return the name of step 0 in Orbax's format: ``OrbaxNames.step_name``.
+    """Return the name of step 0 in Orbax's format: ``OrbaxFace.step_name``.
 
     ValueError when the format has other names than a prefix, an underscore and padding make.
     """
@@ -206,8 +206,10 @@ def settings_of(options: CheckpointManagerOptions, *, one_slice: bool) -> dict[s
         row.name: attrgetter(row.orbax)(options) for row in settings_table(Config) if row.orbax
     }
     # Orbax waits for the previous save, and skips none.
-    settings["orbax"] = OrbaxNames(
-        step_name=step_name_of(options.step_name_format), waits_for_storage=True
+    settings["orbax"] = OrbaxFace(
+        step_name=step_name_of(options.step_name_format),
+        waits_for_storage=True,
+        drops_older_steps=True,
     )
     waiting = options.multiprocessing_options or MultiprocessingOptions()
     settings["stall_timeout_s"] = waiting.coordination_timeout_secs / 2

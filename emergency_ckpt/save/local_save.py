@@ -78,6 +78,7 @@ class LocalSaves:
         copy_batch_bytes: int,
         timelines: Timelines,
         keep_last_n: int = 1,
+        drops_older: bool = False,
         finite: FiniteLeaves,
     ) -> None:
         self._tier = tier
@@ -89,6 +90,7 @@ class LocalSaves:
         self._copy_batch_bytes = copy_batch_bytes
         self._timelines = timelines
         self._keep_last_n = keep_last_n
+        self._drops_older = drops_older
         self._finite = finite
         self._unchanged = UnchangedSaves(events)
         self.complete: SaveId | None = None
@@ -318,6 +320,11 @@ class LocalSaves:
         self._protect()
         older = [step for step in self.steps if step < save.step]
         self.steps = (*older, save.step)[-self._keep_last_n :]
+        if self._drops_older:
+            # A step that storage still reads stays a while longer.
+            for manifest in self._tier.held()[0]:
+                if manifest.save.step < save.step and manifest.save.step not in self.steps:
+                    self._tier.drop(manifest.save)
 
     def _protect(self) -> None:
         last = self._newest_before() if self.complete is None else self.complete

@@ -18,13 +18,13 @@ OPEN = """
 import sys
 import jax, numpy as np
 from emergency_ckpt import EmergencyCheckpointer
-from emergency_ckpt.config import OrbaxNames
+from emergency_ckpt.config import OrbaxFace
 
 config = EmergencyCheckpointer.default_config().set(
     dir=sys.argv[1],
     local_dir=sys.argv[2],
 )
-config.orbax = OrbaxNames(waits_for_storage=True)  # a slow disk must not cost a save
+config.orbax = OrbaxFace(waits_for_storage=True)  # a slow disk must not cost a save
 ckpt = config.instantiate()
 """
 SAVE = """

@@ -15,7 +15,7 @@ import pytest
 from orbax.checkpoint import checkpoint_managers as ocm
 
 from emergency_ckpt import CheckpointerConfig, EmergencyCheckpointer
-from emergency_ckpt.config import Config, OrbaxNames, run_id_of, settings_table
+from emergency_ckpt.config import Config, OrbaxFace, run_id_of, settings_table
 from emergency_ckpt.core.stall import TimeLimits
 from emergency_ckpt.errors import ConfigError
 from emergency_ckpt.extras.hang import HangWatch
@@ -371,7 +371,7 @@ def test_silent_peer_is_given_up_long_before_jax_ends_the_job() -> None:
 
 
 def test_faces_ask_for_names_and_to_wait_for_storage() -> None:
-    asked = Config(orbax=OrbaxNames(step_name="ckpt_0", waits_for_storage=True))
+    asked = Config(orbax=OrbaxFace(step_name="ckpt_0", waits_for_storage=True))
     assert (Config().storage_wait_timeout_s, asked.storage_wait_timeout_s) == (0, 14400)
     shared = valid().validated().shared_settings()
     assert valid(orbax=asked.orbax).validated().shared_settings() != shared

@@ -14,7 +14,7 @@ from orbax.checkpoint.experimental.emergency import checkpoint_manager as orbaxs
 
 from emergency_ckpt import EmergencyCheckpointer
 from emergency_ckpt import orbax as emergency
-from emergency_ckpt.config import OrbaxNames
+from emergency_ckpt.config import OrbaxFace
 from emergency_ckpt.maxtext import from_maxtext
 from emergency_ckpt.orbax import checkpoint as plain
 
@@ -82,7 +82,7 @@ def test_step_of_orbax_v1_is_restored(tmp_path: Path, mesh: jax.sharding.Mesh) -
 def test_plain_orbax_finds_the_item_by_its_name(
     tmp_path: Path, item: str, mesh: jax.sharding.Mesh
 ) -> None:
-    save(ours(tmp_path, MESHES[0], orbax=OrbaxNames(item=item)), MESHES[0])
+    save(ours(tmp_path, MESHES[0], orbax=OrbaxFace(item=item)), MESHES[0])
     with ocp.CheckpointManager(tmp_path / "run", item_names=(item,)) as manager:
         args = ocp.args.Composite(**{item: ocp.args.StandardRestore(specs_on(mesh))})
         assert_is_state(manager.restore(1, args=args)[item], mesh)

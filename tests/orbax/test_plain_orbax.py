@@ -13,7 +13,7 @@ import orbax.checkpoint as ocp
 import pytest
 
 from emergency_ckpt import EmergencyCheckpointer
-from emergency_ckpt.config import OrbaxNames
+from emergency_ckpt.config import OrbaxFace
 from emergency_ckpt.errors import (
     HostStateError,
     PersistentTierError,
@@ -186,11 +186,11 @@ def test_plain_step_of_several_items_is_a_dict_of_them(tmp_path: Path) -> None:
 
 def test_plain_step_of_several_items_gives_the_item_asked_for(tmp_path: Path) -> None:
     _write(tmp_path / "plain", {}, TWO_ITEMS)
-    with _open(tmp_path / "plain", orbax=OrbaxNames(item="params")) as ckpt:
+    with _open(tmp_path / "plain", orbax=OrbaxFace(item="params")) as ckpt:
         assert same_bits(ckpt.restore(state=specs())[1], SAVED)
     shutil.rmtree(tmp_path / "ram")
     with (
-        _open(tmp_path / "plain", orbax=OrbaxNames(item="parms")) as ckpt,
+        _open(tmp_path / "plain", orbax=OrbaxFace(item="parms")) as ckpt,
         pytest.raises(Unrecoverable, match=r"no item 'parms' .*; it has opt, params"),
     ):
         ckpt.restore(state=specs())

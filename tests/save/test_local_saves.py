@@ -103,6 +103,7 @@ class Process:
         vote: ScriptedVote,
         complete: SaveId | None = None,
         keep_last_n: int = 1,
+        drops_older: bool = False,
     ) -> None:
         self.tier = LocalTier(
             ramdisk,
@@ -127,6 +128,7 @@ class Process:
             copy_batch_bytes=1 << 20,
             timelines=Timelines(self.tier, events, -1, complete),
             keep_last_n=keep_last_n,
+            drops_older=drops_older,
             finite=FiniteLeaves(events),
         )
 
@@ -375,6 +377,17 @@ def test_layout_digests_differ_with_the_shards() -> None:
     assert layout_digest(lay_out(LEAVES, [(SHARDS[1], 0), (SHARDS[0], 15000)])) == layout_digest(
         LAYOUT
     )
+
+
+@pytest.mark.parametrize(("drops_older", "held"), [(True, [15]), (False, [10, 15])])
+def test_older_step_stays_until_its_memory_is_taken_or_is_dropped(
+    tmp_path: Path, drops_older: bool, held: list[int]
+) -> None:
+    process = Process(tmp_path / "ram", ScriptedVote(), drops_older=drops_older)
+    for step in (5, 10, 15):
+        process.saves.run(job(step))
+    assert sorted(process.held()) == held
+    process.close()
 
 
 @pytest.mark.parametrize("host", [None, {"at": 1}])

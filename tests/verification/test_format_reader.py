@@ -23,7 +23,7 @@ from places import GOLDEN
 from programs import printed_beside_bucket
 from world import STORAGE, World, save_all
 
-from emergency_ckpt.config import OrbaxNames
+from emergency_ckpt.config import OrbaxFace
 from emergency_ckpt.core.timeline import Ancestor, Timeline
 from emergency_ckpt.storage import PersistentTier
 
@@ -125,13 +125,13 @@ NAMED = "ckpt_00000"
 
 def names_changed(world: World) -> None:
     saves(world, 1, 2)
-    saves(world, 3, 4, start=2, orbax=OrbaxNames(step_name=NAMED))
-    saves(world, 5, start=4, orbax=OrbaxNames(step_name="other_0"))
+    saves(world, 3, 4, start=2, orbax=OrbaxFace(step_name=NAMED))
+    saves(world, 5, start=4, orbax=OrbaxFace(step_name="other_0"))
 
 
 def names_changed_and_log_lost(world: World) -> None:
     saves(world, 1, 2)
-    saves(world, 3, 4, start=2, orbax=OrbaxNames(step_name=NAMED))
+    saves(world, 3, 4, start=2, orbax=OrbaxFace(step_name=NAMED))
     plain_orbax(world, 4)
     plain_orbax(world, 6)
     shutil.rmtree(world.persistent / "host_state" / "log")
@@ -139,7 +139,7 @@ def names_changed_and_log_lost(world: World) -> None:
 
 def saved_again_under_another_name(world: World) -> None:
     saves(world, 1, 2, 3)
-    saves(world, 2, 3, start=1, orbax=OrbaxNames(step_name=NAMED))
+    saves(world, 2, 3, start=1, orbax=OrbaxFace(step_name=NAMED))
     saves(world, 3, 4, start=2)
 
 
