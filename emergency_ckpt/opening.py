@@ -216,7 +216,7 @@ class Opened:
             return None
         tier = PersistentTier(
             config.dir,
-            timeout_s=config.persistent_limits.patience_s,
+            timeout_s=config.time_limits.patience_s,
             buffer_bytes=self.buffers.storage_bytes,
             orbax_item=config.orbax.item,
             step_name=config.orbax.step_name,
@@ -354,7 +354,7 @@ class Opened:
             self.events,
             self.failures,
             chain=chain,
-            limits=self.config.persistent_limits,
+            limits=self.config.time_limits,
             left_processes=self.left_processes,
             preservation=self.preservation,
         )
@@ -368,7 +368,7 @@ class Opened:
             keep_last_n=config.keep_last_n,
             keep_every_n_steps=config.keep_every_n_steps,
             timelines=timelines,
-            timeout_s=config.persistent_limits.patience_s,
+            timeout_s=config.time_limits.patience_s,
         )
 
     # The checks.

@@ -71,7 +71,7 @@ class Resume:
                 f"{name}/ready",
                 settle,
                 parts.watch,
-                parts.config.restore_limits.patience_s,
+                parts.config.time_limits.patience_s,
                 parts.restore_parts.series,
             )
             if errors:

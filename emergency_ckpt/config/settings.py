@@ -304,14 +304,9 @@ class Config:
         return self.dir is not None and not self.save_plans()
 
     @property
-    def restore_limits(self) -> TimeLimits:
-        """Limits of a restore."""
+    def time_limits(self) -> TimeLimits:
+        """Limits of a restore, and of a save to storage."""
         return TimeLimits(min(self.stall_timeout_s, self.total_timeout_s), self.total_timeout_s)
-
-    @property
-    def persistent_limits(self) -> TimeLimits:
-        """Limits of a save to storage."""
-        return self.restore_limits
 
     @property
     def start_timeout_s(self) -> float:

@@ -335,7 +335,7 @@ class RamBeside:
         choice_round = Round(
             parts.coordinator,
             name,
-            parts.config.restore_limits.patience_s,
+            parts.config.time_limits.patience_s,
             prompt=True,
             series=parts.series,
         )
@@ -355,7 +355,7 @@ class RamBeside:
 
         def ask(ram: EmergencyCheckpointer) -> str:
             parts, name = ram.steps.parts, f"problem/{next(self._numbers)}"
-            limit_s = parts.config.restore_limits.patience_s
+            limit_s = parts.config.time_limits.patience_s
             return agree(parts.coordinator, name, problem, limit_s, parts.series)
 
         return self._attempt("agree beside", ask, problem)

@@ -80,7 +80,7 @@ class Restore:
         self._request = request
         self._host_state = host_state
         self._me, count = parts.process
-        limits = parts.config.restore_limits
+        limits = parts.config.time_limits
         end_s = time.monotonic() + limits.total_s
         self._progress = WorkProgress(limits)
         self._beats = Beats(

@@ -108,7 +108,7 @@ class StepCatalog:
         parts, number = self.parts, self.surveys
         self.surveys += 1
         tree = describe(state, "survey")
-        limits = parts.config.restore_limits
+        limits = parts.config.time_limits
         end_s = time.monotonic() + limits.patience_s
         request = RestoreRequest(tree, state, None, wants_host_state=True, retained=None)
         leader: RestoreLeader | None = None
@@ -163,7 +163,7 @@ class StepCatalog:
 
     def _agree(self, kind: str, number: int, error: str) -> str:
         parts, name = self.parts, f"{kind}/{number}"
-        timeout_s = parts.config.restore_limits.patience_s
+        timeout_s = parts.config.time_limits.patience_s
         return agree(parts.coordinator, name, error, timeout_s, self.series)
 
     def _remove(self, step: int) -> None:

@@ -362,8 +362,8 @@ def test_limits_follow_from_two_settings() -> None:
     assert (usual.start_timeout_s, usual.save_timeout_s, usual.exit_timeout_s) == (120, 120, 30)
     assert (short.start_timeout_s, short.save_timeout_s, short.exit_timeout_s) == (8, 8, 2)
     assert (usual.transfer_timeout_s, short.transfer_timeout_s) == (30, 2)
-    assert (usual.restore_limits, short.restore_limits) == (TimeLimits(60, 14400), TimeLimits(4, 8))
-    assert Config(total_timeout_s=20.0).restore_limits == TimeLimits(20, 20)
+    assert (usual.time_limits, short.time_limits) == (TimeLimits(60, 14400), TimeLimits(4, 8))
+    assert Config(total_timeout_s=20.0).time_limits == TimeLimits(20, 20)
 
 
 def test_silent_peer_is_given_up_long_before_jax_ends_the_job() -> None:

@@ -15,7 +15,7 @@ HOSTS = 176
 SHARE_BYTES = 5 * 10**12 // HOSTS
 RATE = 22 * 10**6
 TICK_S = 5.0
-LIMITS = Config(run_id="run").restore_limits
+LIMITS = Config(run_id="run").time_limits
 
 
 class Hosts:

@@ -312,7 +312,7 @@ class StorageCapture:
     def _read(self) -> str:
         sources = [self._take(self._snapshot, self._shards)] if self._shards else []
         if self._shared is not None:
-            copied = self._shared.take(self._parts.config.persistent_limits.patience_s)
+            copied = self._shared.take(self._parts.config.time_limits.patience_s)
             if copied is None:
                 sources.append(self._take(self._shared.snapshot, self._shared.shards))
             elif self._parts.tier.may_stay_pinned():
