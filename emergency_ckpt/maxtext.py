@@ -82,15 +82,13 @@ def from_maxtext(flags: object, **settings: Any) -> CheckpointerConfig:
         async_save=values["async_checkpointing"],
         save_every=_backup_interval(values) or values["checkpoint_period"],
         local_save_every=values["local_checkpoint_period"],
+        keep_last_n=values["max_num_checkpoints_to_keep"],
     )
-    keep = values["max_num_checkpoints_to_keep"]
     if values["enable_continuous_checkpointing"]:
         policy = cast("SavePolicy", ocm.ContinuousCheckpointingPolicy())
-        config.set(save_every=policy, preservation_policy=cast("Any", ocm.LatestN(keep)))
+        config.set(save_every=policy)
         if values["local_checkpoint_period"] > 0:
             config.set(local_save_every=policy)
-    else:
-        config.set(keep_last_n=keep)
     if not values["enable_checkpointing"]:
         config.set(save_every=0, local_save_every=0, on_preemption="ignore")
     return config.set(**settings)

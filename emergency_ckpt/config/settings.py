@@ -119,48 +119,46 @@ class Config:
     Each must be equal on all processes but for those with ``may_differ``; the start compares them.
     """
 
-    dir: str | None = setting(None, tier="persistent", least=1, basic=True)
+    dir: str | None = setting(None, least=1, basic=True)
     r"""Directory of the persistent tier: an absolute path, such as ``/mnt/checkpoints/run7``, also
     as ``file:///path``, or a URL that etils.epath can reach, such as ``gs://bucket/run7``, without
     ``\``, ``*``, ``?`` and ``[``. None: local tier only."""
-    local_dir: str = setting("", tier="local", may_differ=True, basic=True)
+    local_dir: str = setting("", may_differ=True, basic=True)
     """Directory on this host's ramdisk (tmpfs), such as ``/dev/shm/eckpt``. A job that saves
     nothing there may leave it out: a restore then uses ECKPT_LOCAL_DIR, else
     ``/dev/shm/eckpt-<user id>``."""
     mesh: jax.sharding.Mesh | None = setting(None, basic=True)
     """Device mesh of the training state. None: the mesh of the state's own shardings where the
     devices have a ``slice_index``; otherwise the job counts as one slice."""
-    replica_axis: str | int | None = setting(None, orbax="replica_axis_index", basic=True)
+    replica_axis: str | int | None = setting(None, basic=True)
     """Name or index of the mesh axis along which slices are replicas, such as ``"slice"``. None:
     the axis over several hosts along which the most bytes of the state are replicated, the first of
     equals; with ``dir`` only one along which no leaf is split. Without such an axis the job counts
     as one slice."""
-    local_save_every: SaveEvery = setting(10, tier="local", basic=True)
+    local_save_every: SaveEvery = setting(10, basic=True)
     """When to save to the local tier: every so many steps; a ``datetime.timedelta`` for so much
     time of the leader's clock; a policy, which is an object of Orbax's ``SaveDecisionPolicy``, a
     user's own subclass, or ``extras.pace.AdaptiveInterval``; or a list of these, of which one that
     is due is enough. 0: the tier is off. Example: ``[100, timedelta(minutes=1)]``."""
-    save_every: SaveEvery = setting(1000, tier="persistent", needs="dir", basic=True)
+    save_every: SaveEvery = setting(1000, needs="dir", basic=True)
     """The same for the persistent tier. A job with 0 here and in ``local_save_every`` only reads
     ``dir``. Such a job, an evaluator, claims nothing on the ramdisk and may run beside the job that
     saves."""
     run_id: str | None = setting(None)
     """Name of the run. Files of another run in ``local_dir`` are never restored. None: a name
     derived from ``dir``."""
-    local_keep_last_n: int = setting(1, tier="local", least=1, most=64)
+    local_keep_last_n: int = setting(1, least=1, most=64)
     """Number of complete steps that the local tier keeps, besides the one being written. Each needs
     the same amount of RAM."""
-    keep_last_n: int | None = setting(None, tier="persistent", least=1)
+    keep_last_n: int | None = setting(None, least=1)
     """Number of complete steps kept in the persistent tier; None keeps all."""
-    keep_every_n_steps: int | None = setting(None, tier="persistent", least=1, needs="keep_last_n")
+    keep_every_n_steps: int | None = setting(None, least=1, needs="keep_last_n")
     """With ``keep_last_n``: multiples of this number are kept as well."""
-    preservation_policy: PreservationPolicy | None = setting(
-        None, tier="persistent", orbax="persistent.preservation_policy"
-    )
+    preservation_policy: PreservationPolicy | None = setting(None)
     """Policy that selects the steps to keep in the persistent tier, instead of ``keep_last_n`` and
     ``keep_every_n_steps``: an Orbax ``PreservationPolicy``, such as ``EveryNSteps(10_000)``, or a
     user's own. The last complete step is always kept."""
-    async_save: bool = setting(True, may_differ=True, orbax="enable_async_checkpointing")
+    async_save: bool = setting(True, may_differ=True)
     """False: ``save`` returns when the step is complete or has failed."""
     on_preemption: OnPreemption = setting("save")
     """What happens at a notice of a preemption, such as SIGTERM. "save": all processes save one
@@ -170,7 +168,7 @@ class Config:
     preemption_grace_s: float = setting(25.0, may_differ=True)
     """Time from the notice to the kill. Saves that are not complete by then are named in the
     log; the local tier is saved first."""
-    placement: PlacementPolicy = setting(AllButPrimary(), tier="local")
+    placement: PlacementPolicy = setting(AllButPrimary())
     """Choice of the slices that store each shard in the local tier, as a policy or its text.
     ``"all_but_primary"``: every slice but the first stores all shards. ``"striped(2)"``, an extra:
     two slices store each shard, so a process transfers and stores less. See ``eckpt plan``."""
@@ -188,12 +186,12 @@ class Config:
     ``stall_timeout_s``, as behind a firewall. "storage": the start ends with an error when a small
     file cannot be written, read and removed in ``dir``; a job that does not save there makes no
     test."""
-    bind_host: str | None = setting(None, tier="local", may_differ=True, least=1, most=253)
+    bind_host: str | None = setting(None, may_differ=True, least=1, most=253)
     """Address on which this process serves its shards to peers. None: the address from which this
     host reaches the job's coordinator, or the processes on other hosts where the coordinator is
     reached over a loopback address; 127.0.0.1 in a job on one machine. A loopback address beside
     processes on other hosts is an error at the start."""
-    bind_port: int = setting(0, tier="local", may_differ=True, most=65535)
+    bind_port: int = setting(0, may_differ=True, most=65535)
     """Port on which this process serves its shards; 0: a free port. A job that only reads always
     takes a free port."""
     secret_file: str | None = setting(None, may_differ=True, least=1)
@@ -258,7 +256,7 @@ class Config:
           ConfigError: with every fault, not just the first.
         """
         local_dir = as_text(self.local_dir)
-        if local_dir == "" and self._saves_nothing_to_ram:
+        if local_dir == "" and self.dir is not None and not plan_saves(self.local_save_every).is_on:
             local_dir = default_local_dir(os.environ)
         config = dataclasses.replace(
             self,
@@ -277,10 +275,6 @@ class Config:
             run_id=run_id,
             require=frozenset(config.require),
         )
-
-    @property
-    def _saves_nothing_to_ram(self) -> bool:
-        return self.dir is not None and not plan_saves(self.local_save_every).is_on
 
     @property
     def run_name(self) -> str:
@@ -370,9 +364,14 @@ class Config:
         Equal texts are equal settings.
         """
         names = [row.name for row in settings_table(Config) if not row.may_differ]
-        return {
-            name: _bounded(_identity(getattr(self, name))) for name in sorted([*names, "orbax"])
-        }
+        shared: dict[str, str] = {}
+        for name in sorted([*names, "orbax"]):
+            text = _identity(getattr(self, name))
+            if len(text) > _SHOWN_CHARS:
+                digest = hashlib.sha256(text.encode(errors="backslashreplace")).hexdigest()
+                text = f"{text[:_SHOWN_CHARS]}... ({digest[:12]})"
+            shared[name] = text
+        return shared
 
 
 @functools.cache
@@ -425,10 +424,3 @@ def _identity(value: Any) -> str:
     if callable(value):
         return "a function"  # its name may change where nothing else does
     return repr(policy_identity(value))
-
-
-def _bounded(text: str) -> str:
-    if len(text) <= _SHOWN_CHARS:
-        return text
-    digest = hashlib.sha256(text.encode(errors="backslashreplace")).hexdigest()[:12]
-    return f"{text[:_SHOWN_CHARS]}... ({digest})"

@@ -9,7 +9,6 @@ from types import NoneType
 from typing import Any, Final, Literal, TypeVar, cast, get_args, get_origin, get_type_hints
 
 from emergency_ckpt.core.limits import MAX_SETTING_CHARS
-from emergency_ckpt.types import TierName
 
 LONGEST_TIME_S: Final = 1e7
 NO_SETTING: Final = {"is_setting": False}
@@ -25,13 +24,11 @@ class Setting:
     Attributes:
       kind: type of its values, without None; ``annotation`` is that of the field, as text.
       is_optional: None is a value too.
-      tier: the tier that it is about; None: both, or the job.
       may_differ: it is a process's own affair; all others must be equal on all processes.
       least, most: of a number; of a text its length. A number of seconds is above zero unless
         ``least`` is 0; other numbers are at least 0.
       basic: a setting of most jobs; the page has these first.
       needs: a setting without which this one has no effect.
-      orbax: the same setting among Orbax's options, where it has one.
     """
 
     name: str
@@ -39,13 +36,11 @@ class Setting:
     is_optional: bool
     default: Any
     annotation: str = ""
-    tier: TierName | None = None
     may_differ: bool = False
     least: int | None = None
     most: int | None = None
     basic: bool = False
     needs: str = ""
-    orbax: str = ""
 
     @property
     def choices(self) -> tuple[str, ...]:

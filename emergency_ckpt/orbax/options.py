@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from operator import attrgetter
 from typing import Any, Literal, cast, get_origin
 
 import jax
@@ -203,7 +202,8 @@ def settings_of(options: CheckpointManagerOptions, *, one_slice: bool) -> dict[s
     """
     local, persistent = options.local, options.persistent
     settings: dict[str, Any] = {
-        row.name: attrgetter(row.orbax)(options) for row in settings_table(Config) if row.orbax
+        "preservation_policy": persistent.preservation_policy,
+        "async_save": options.enable_async_checkpointing,
     }
     # Orbax waits for the previous save, and skips none.
     settings["orbax"] = OrbaxFace(

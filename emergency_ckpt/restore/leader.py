@@ -99,7 +99,7 @@ class RestoreLeader:
         self._requested_step = request.requested_step
         self._targets = targets
         self._leaves = request.tree.wanted
-        self._limits = parts.config.restore_limits
+        self._limits = parts.config.time_limits
         self._end_s = end_s
         self._progress = calls.progress
         self._manifests = ManifestReads(parts.holdings, parts.client, calls)

@@ -10,7 +10,6 @@ from typing import Any
 import grain.python as grain
 import orbax.checkpoint as ocp
 import pytest
-from orbax.checkpoint import checkpoint_managers as ocm
 from world import World, same
 
 from emergency_ckpt.config import Config
@@ -58,7 +57,7 @@ def test_continuous() -> None:
         "local": (Continuous(),),
         "persistent": (Continuous(),),
     }
-    assert made.preservation_policy == ocm.LatestN(4)
+    assert made.keep_last_n == 4
     assert not made.async_save
 
 

@@ -14,16 +14,16 @@ from emergency_ckpt.core.placement.placement_policies import ALL_BUT_PRIMARY, Al
 _HEAD = """# Settings
 
 All settings of `EmergencyCheckpointer.default_config()`: [those of most jobs](#basic-settings),
-then [those that few change](#advanced-settings). *Tier*: the one that a setting is about; empty:
-both, or the job. *Each*: the setting may differ between the processes of a job; all others must be
-equal, and the start of a job compares them. Numbers are at least 0, and seconds above 0, unless the
-column of types says otherwise. This page is written by `python tests/support/settings_page.py`.
+then [all others](#advanced-settings). *Each*: the setting may differ between the processes of a
+job; all others must be equal, and the start of a job compares them. Numbers are at least 0, and
+seconds above 0, unless the column of types says otherwise. This page is written by
+`python tests/support/settings_page.py`.
 
 """
 _BASIC = """## Basic settings
 
-A job needs `local_dir`, `dir` or `run_id`, and on more than one slice `mesh` with `replica_axis`;
-on a cluster, `secret_file` or ECKPT_SECRET should give a secret.
+A job needs `local_dir`, and `dir` or `run_id`; on more than one slice also `mesh` with
+`replica_axis`. On a cluster, `secret_file` or ECKPT_SECRET should give a secret.
 
 """
 _ADVANCED = """
@@ -33,8 +33,8 @@ Their defaults are right for most jobs. Sizes of buffers, threads and priorities
 they follow from the machine.
 
 """
-_COLUMNS = """| setting | type | default | tier | each | meaning |
-|---|---|---|---|---|---|
+_COLUMNS = """| setting | type | default | each | meaning |
+|---|---|---|---|---|
 """
 PAGE, KEYWORDS = "docs/configuration.md", "emergency_ckpt/config/keywords.py"
 
@@ -110,7 +110,6 @@ def _line(row: Setting, meaning: str) -> str:
         f"`{row.name}`",
         _type(row),
         _default(row.default),
-        row.tier or "",
         "yes" if row.may_differ else "",
         meaning.replace("``", "`"),
     )
