@@ -176,17 +176,18 @@ def test_identities_have_no_addresses_and_tell_settings_apart() -> None:
 
 def test_what_is_no_policy_is_named() -> None:
     policy = ocm.AnySavePolicy([object(), ocm.FixedIntervalPolicy(0)])  # type: ignore[list-item]
-    problems = save_problems("save_every", policy)
+    problems = list(save_problems("save_every", policy))
     assert problems[0].startswith("save_every: <object")
     assert "interval of FixedIntervalPolicy must be a whole number" in problems[1]
-    assert preservation_policy_problems(Own()) != []
-    assert preservation_policy_problems(ocm.LatestN(1)) == []
+    assert list(preservation_policy_problems(Own())) != []
+    assert list(preservation_policy_problems(ocm.LatestN(1))) == []
 
 
 def test_policy_class_in_place_of_a_policy_is_named() -> None:
     policy = ocm.AnySavePolicy([ocm.InitialSavePolicy])  # type: ignore[list-item]
-    assert save_problems("p", policy) == ["p: InitialSavePolicy is a class: give one of it"]
-    assert "LatestN is a class" in preservation_policy_problems(ocm.LatestN)[0]
+    assert list(save_problems("p", policy)) == ["p: InitialSavePolicy is a class: give one of it"]
+    (problem,) = preservation_policy_problems(ocm.LatestN)
+    assert "LatestN is a class" in problem
 
 
 NO_SAVES: list[Any] = [
@@ -239,7 +240,7 @@ def test_preservation_policy_with_a_value_that_it_cannot_have(policy: Any) -> No
     ids=repr,
 )
 def test_save_policies_that_will_do(policy: Any) -> None:
-    assert save_problems("save_every", policy) == []
+    assert list(save_problems("save_every", policy)) == []
 
 
 @pytest.mark.parametrize(
@@ -256,4 +257,4 @@ def test_save_policies_that_will_do(policy: Any) -> None:
     ids=repr,
 )
 def test_preservation_policies_that_will_do(policy: Any) -> None:
-    assert preservation_policy_problems(policy) == []
+    assert list(preservation_policy_problems(policy)) == []
