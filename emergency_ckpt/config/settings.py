@@ -132,17 +132,16 @@ class Config:
     devices have a ``slice_index``; otherwise the job counts as one slice."""
     replica_axis: str | int | None = setting(None, basic=True)
     """Name or index of the mesh axis along which slices are replicas, such as ``"slice"``. None:
-    the axis over several hosts along which the most bytes of the state are replicated, the first of
-    equals; with ``dir`` only one along which no leaf is split. Without such an axis the job counts
-    as one slice."""
+    the axis over several hosts that replicates the most bytes of the state, with ``dir`` only one
+    along which no leaf is split; without such an axis the job counts as one slice."""
     local_save_every: SaveEvery = setting(10, basic=True)
-    """When to save to the local tier: every so many steps; a ``datetime.timedelta`` for so much
-    time of the leader's clock; a policy, which is an object of Orbax's ``SaveDecisionPolicy``, a
-    user's own subclass, or ``extras.pace.AdaptiveInterval``; or a list of these, of which one that
-    is due is enough. 0: the tier is off. Example: ``[100, timedelta(minutes=1)]``."""
+    """When to save to the local tier; 0: never. A number of steps; a ``datetime.timedelta`` of the
+    leader's clock; a policy, which is an object of Orbax's ``SaveDecisionPolicy``, a user's own
+    subclass, or ``extras.pace.AdaptiveInterval``; or a list of these, of which one that is due is
+    enough: ``[100, timedelta(minutes=1)]``."""
     save_every: SaveEvery = setting(1000, needs="dir", basic=True)
-    """The same for the persistent tier. A job with 0 here and in ``local_save_every`` only reads
-    ``dir``. Such a job, an evaluator, claims nothing on the ramdisk and may run beside the job that
+    """The same for the persistent tier. With 0 here and in ``local_save_every`` a job only reads
+    ``dir``: an evaluator, which claims nothing on the ramdisk and may run beside the job that
     saves."""
     run_id: str | None = setting(None)
     """Name of the run. Files of another run in ``local_dir`` are never restored. None: a name
@@ -163,11 +162,11 @@ class Config:
     on_preemption: OnPreemption = setting("save")
     """What happens at a notice of a preemption, such as SIGTERM. "save": all processes save one
     step in both tiers, whatever the policies. "exit": ``save`` then also ends the process by
-    ``SystemExit`` with status 143 as soon as the step is written. "ignore": nothing, unless a
-    ``PreemptionCheckpointingPolicy`` is among the policies of a tier: that tier saves."""
+    ``SystemExit`` with status 143. "ignore": nothing, but for a tier that has a
+    ``PreemptionCheckpointingPolicy``."""
     preemption_grace_s: float = setting(25.0, may_differ=True)
-    """Time from the notice to the kill. Saves that are not complete by then are named in the
-    log; the local tier is saved first."""
+    """Time from the notice to the kill. The local tier is saved first; a save that is not complete
+    by then is named in the log."""
     placement: PlacementPolicy = setting(AllButPrimary())
     """Choice of the slices that store each shard in the local tier, as a policy or its text.
     ``"all_but_primary"``: every slice but the first stores all shards. ``"striped(2)"``, an extra:
@@ -180,30 +179,26 @@ class Config:
     checksum. "report": the event ``save.non_finite`` names leaves that were finite before: at an
     earlier save of this process, or in the step that it restored. "off": nobody counts."""
     require: Collection[Requirement] = setting(())
-    """What this job must have, a set or list of names; without a name, its lack is a warning.
-    "secret": ConfigError instead of generating a secret when none was given. "peers": the start
-    ends with PeerUnreachable when a neighbour of this process does not answer within
-    ``stall_timeout_s``, as behind a firewall. "storage": the start ends with an error when a small
-    file cannot be written, read and removed in ``dir``; a job that does not save there makes no
-    test."""
+    """What this job must have; without a name, its lack is a warning. "secret": ConfigError instead
+    of generating a secret. "peers": PeerUnreachable at the start where a neighbour of this process
+    does not answer within ``stall_timeout_s``, as behind a firewall. "storage": an error at the
+    start of a job that saves in ``dir`` where a small file cannot be written, read and removed."""
     bind_host: str | None = setting(None, may_differ=True, least=1, most=253)
-    """Address on which this process serves its shards to peers. None: the address from which this
-    host reaches the job's coordinator, or the processes on other hosts where the coordinator is
-    reached over a loopback address; 127.0.0.1 in a job on one machine. A loopback address beside
-    processes on other hosts is an error at the start."""
+    """Address on which this process serves its shards to peers, such as ``"10.0.0.7"``. None: the
+    address from which this host reaches the job's coordinator, or, where that is a loopback
+    address, the processes on other hosts; 127.0.0.1 in a job on one machine."""
     bind_port: int = setting(0, may_differ=True, most=65535)
     """Port on which this process serves its shards; 0: a free port. A job that only reads always
     takes a free port."""
     secret_file: str | None = setting(None, may_differ=True, least=1)
     """File with the run's secret: 32 to 4096 bytes, not readable by other users. None: the
-    environment variable ECKPT_SECRET, else the secret of `eckpt launch`; without either, the
-    processes generate one, and the start warns."""
+    environment variable ECKPT_SECRET, else the secret of `eckpt launch`; else one that the
+    processes generate, with a warning."""
     device_copy_bytes: int | None = setting(None, may_differ=True)
-    """Memory of each device for copies of the state: leaves are copied there first, the largest
-    first, and the training thread waits only for those that do not fit. While the copies of one
-    save fill it, the next save waits. None: at most half of what was free on every device during
-    one whole interval between saves, where that can be known (a TPU, or a GPU whose memory JAX took
-    at the start); it is lowered when less is free, and never raised. 0: no copies."""
+    """Memory of each device for copies of the state, such as ``8 << 30``: the training thread waits
+    only for leaves that do not fit. None: at most half of what was free on every device during one
+    whole interval between saves, where that can be known (a TPU, or a GPU whose memory JAX took at
+    the start). 0: no copies."""
     device_reads: DeviceReads = setting("auto", may_differ=True)
     """Way in which arrays leave the devices. "auto": what a probe at the start found to work, see
     the event ``start.link``. "pinned_host", "pageable": JAX's own transfers; memory of the first
@@ -219,11 +214,9 @@ class Config:
     """Longest time of a whole restore, or of a whole save to storage, however much moves."""
     on_event: OnEvent | Sequence[OnEvent] | None = setting(None, may_differ=True)
     """What is called with each ``events.Event``, in the thread that emits it: a function, an
-    observer, or a list of them. Observers of ``emergency_ckpt.extras`` may be given by their texts:
-    ``"event_log(/logs/run7)"``, ``"prometheus(9400)"``, ``"hang(600)"``. Those that the variable
-    ECKPT_OBSERVERS names, separated by spaces, are added; `eckpt launch` sets it to the event
-    log and ``"progress"``.
-    """
+    observer, the text of an observer of ``emergency_ckpt.extras``, or a list of these:
+    ``["event_log(/logs/run7)", "prometheus(9400)", "hang(600)"]``. Texts in the variable
+    ECKPT_OBSERVERS, separated by spaces, are added."""
 
     orbax: OrbaxFace = dataclasses.field(default=OrbaxFace(), metadata=NO_SETTING)
     """What a face of Orbax asks for."""
