@@ -1,14 +1,9 @@
-"""Cost and survival of each placement for a given job, and a recommendation. Pure.
-
-A loss is fatal when it includes every unit that holds some part. So the smallest fatal losses are
-the smallest sets of holders of a part.
-"""
+"""Cost and survival of each placement for a given job, and a recommendation. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from math import comb
 
 from emergency_ckpt.core.limits import MAX_LOST_HOSTS, MAX_SLICES
@@ -16,17 +11,14 @@ from emergency_ckpt.core.placement.placement_policies import (
     ALL_BUT_PRIMARY,
     AllButPrimary,
     PlacementPolicy,
-    Topology,
 )
 from emergency_ckpt.errors import ConfigError
 from emergency_ckpt.extras.striped import Striped
 
-Polynomial = tuple[int, ...]
+Polynomial = list[int]
 """Coefficients, the constant first: the number of sets of each size."""
 SLOTS = 2
 """Slots of a process: one save is complete while the other is written."""
-
-
 _SLOWEST_BYTES_PER_S = 1.0
 
 
@@ -35,117 +27,64 @@ def loss_probability(
 ) -> float:
     """Return the probability that a shard has no copy in RAM after ``lost_hosts`` hosts are lost.
 
-    Exact, in integers: a job of n slices with H hosts each loses k of its hosts, every set of k
-    equally likely, and their RAM with them. Hosts of one position (one of each slice) hold copies
-    of the same shards, so the tier is lost when, at some position, the hosts that failed include
-    all that hold some shard. With a_j sets of j slices that include no such *block*, the sets of k
-    hosts that do no harm are the coefficient of x^k in (sum_j a_j x^j)^H.
+    A job of n slices with H hosts each loses k of its hosts, every set of k equally likely, and
+    their RAM with them. Hosts of one position (one of each slice) hold copies of the same shards,
+    so the tier is lost when, at some position, the hosts that failed include all that hold some
+    shard. With a_j sets of j slices that do no harm, the sets of k hosts that do no harm are the
+    coefficient of x^k in (sum_j a_j x^j)^H.
 
-    A state with fewer shards than a position has blocks survives a little more often; a shard that
-    is stored by more than one host of a slice, likewise. Host states have copies of their own.
+    Exact, in integers, where the copies divide the slices. Otherwise the last group of slices has
+    more slices than copies, and the loss of any so many of them is counted as fatal.
 
     Raises:
       ConfigError: no slices or hosts, or more lost than there are.
     """
-    _check(slices, hosts_per_slice, lost_hosts)
-    harmless = _minus(_binomials(slices), _fatal_sets(policy, slices))
-    return _lost(harmless, slices, hosts_per_slice, lost_hosts)
-
-
-def slices_that_may_fail(policy: PlacementPolicy, slices: int) -> int:
-    """Return the number of slices, in any combination, that the RAM tier can lose."""
-    fatal = _fatal_sets(policy, slices)
-    return next(size for size, count in enumerate(fatal) if count) - 1
-
-
-def _check(slices: int, hosts_per_slice: int, lost_hosts: int) -> None:
     hosts = slices * hosts_per_slice
     if slices < 1 or hosts_per_slice < 1 or not 0 <= lost_hosts <= hosts:
         raise ConfigError(
             [f"{lost_hosts} hosts cannot be lost of {slices} slices of {hosts_per_slice}"],
             target="the plan",
         )
-
-
-def _lost(harmless: Polynomial, slices: int, hosts_per_slice: int, lost_hosts: int) -> float:
-    sets = comb(slices * hosts_per_slice, lost_hosts)
-    survived = _coefficient(_power(harmless, hosts_per_slice, lost_hosts), lost_hosts)
+    at_one_position = [1]
+    for group, copies in _groups(policy, slices):
+        harmless = [comb(group, lost) for lost in range(copies)]
+        at_one_position = _product(at_one_position, harmless, lost_hosts)
+    at_all_positions = [1]
+    square, left = at_one_position, hosts_per_slice
+    while left:
+        if left % 2:
+            at_all_positions = _product(at_all_positions, square, lost_hosts)
+        square, left = _product(square, square, lost_hosts), left // 2
+    survived = at_all_positions[lost_hosts] if lost_hosts < len(at_all_positions) else 0
+    sets = comb(hosts, lost_hosts)
     return (sets - survived) / sets
 
 
-def _fatal_sets(policy: PlacementPolicy, slices: int) -> Polynomial:
-    """Return, by size, the number of sets of slices that hold every copy of a shard."""
-    if policy.copies is not None:
-        return _including(slices, min(policy.copies, slices))
-    if slices <= 2:
-        return _including(slices, slices)
-    # A set is fatal with all slices but the primary, with the primary or without it.
-    assert Topology.primary_slice == 0
-    return _product(_including(slices - 1, slices - 1), (1, 1))
+def slices_that_may_fail(policy: PlacementPolicy, slices: int) -> int:
+    """Return the number of slices, in any combination, that the RAM tier can lose."""
+    return min(copies for group, copies in _groups(policy, slices) if copies <= group) - 1
 
 
-@lru_cache(maxsize=1024)
-def _including(slices: int, copies: int) -> Polynomial:
-    """Return the number of sets that include one of ``striping.blocks(range(slices), copies)``."""
-    if slices == copies:
-        return (0,) * slices + (1,)
-    if slices < 2 * copies:
-        # A block's complement is a block here: a set includes one if its complement is within one.
-        return _within(slices, slices - copies)[::-1]
-    group, rest = _including(copies, copies), _including(slices - copies, copies)
-    neither = _product(_minus(_binomials(copies), group), _minus(_binomials(slices - copies), rest))
-    return _minus(_binomials(slices), neither)
+def _groups(policy: PlacementPolicy, slices: int) -> list[tuple[int, int]]:
+    """Return (slices, copies) of each group of slices that has copies of its own shards.
 
-
-@lru_cache(maxsize=1024)
-def _within(slices: int, copies: int) -> Polynomial:
-    """Return the number of sets that are part of one of the blocks."""
-    if slices == copies:
-        return _binomials(slices)
-    if slices < 2 * copies:
-        return _including(slices, slices - copies)[::-1]
-    group, rest = _within(copies, copies), _within(slices - copies, copies)
-    padded = group + (0,) * (slices + 1 - len(group))
-    rest += (0,) * (slices + 1 - len(rest))
-    # The empty set is counted in both.
-    return tuple(a + b - (size == 0) for size, (a, b) in enumerate(zip(padded, rest, strict=True)))
-
-
-def _binomials(size: int) -> Polynomial:
-    return tuple(comb(size, chosen) for chosen in range(size + 1))
-
-
-def _minus(a: Polynomial, b: Polynomial) -> Polynomial:
-    return tuple(x - y for x, y in zip(a, b, strict=True))
-
-
-def _product(a: Polynomial, b: Polynomial) -> Polynomial:
-    result = [0] * (len(a) + len(b) - 1)
-    for i, x in enumerate(a):
-        for j, y in enumerate(b):
-            result[i + j] += x * y
-    return tuple(result)
-
-
-def _power(base: Polynomial, exponent: int, most: int) -> Polynomial:
-    """Return ``base`` to the power, up to x^``most``; the constant of ``base`` is 1.
-
-    By J. C. P. Miller's recurrence (Knuth, TAOCP volume 2, section 4.7), which needs ``most`` times
-    the degree multiplications by small numbers, and divides without remainder.
+    The primary slice of the default placement stores nothing: it can fail without harm, which is a
+    group of one slice and two copies.
     """
-    assert base[0] == 1, "the empty set is counted once"
-    result = [1]
-    for k in range(1, min(most, exponent * (len(base) - 1)) + 1):
-        total = sum(
-            (i * exponent - (k - i)) * base[i] * result[k - i]
-            for i in range(1, min(k, len(base) - 1) + 1)
-        )
-        result.append(total // k)
-    return tuple(result)
+    if policy.copies is None:
+        return [(slices, slices)] if slices <= 2 else [(1, 2), (slices - 1, slices - 1)]
+    copies = min(policy.copies, slices)
+    groups = slices // copies
+    return [(copies, copies)] * (groups - 1) + [(slices - copies * (groups - 1), copies)]
 
 
-def _coefficient(polynomial: Polynomial, size: int) -> int:
-    return polynomial[size] if size < len(polynomial) else 0
+def _product(a: Polynomial, b: Polynomial, most: int) -> Polynomial:
+    """Return the product up to x^``most``."""
+    result = [0] * min(len(a) + len(b) - 1, most + 1)
+    for i, x in enumerate(a):
+        for j, y in enumerate(b[: max(len(result) - i, 0)]):
+            result[i + j] += x * y
+    return result
 
 
 def held_bytes(
