@@ -14,13 +14,28 @@ from pathlib import Path
 from rich.console import Console
 
 from emergency_ckpt.errors import CheckpointError, ConfigError
-from emergency_ckpt.tools.cli.arguments import positive, seed
 from emergency_ckpt.tools.cli.output import print_line
 from examples.demo.run import DemoOptions, run_demo
 from examples.demo.scenarios import ALL, SCENARIOS, ScenarioJob
 
 # Imported by the job's processes; checked here so that the error is not only in their logs.
 _NEEDED_MODULES = ("grain", "optax", "matplotlib")
+
+
+def positive(text: str) -> int:
+    """Return a number of at least 1."""
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not at least 1")
+    return value
+
+
+def seed(text: str) -> int:
+    """Return a seed of random numbers, of 32 bits."""
+    value = int(text)
+    if not 0 <= value < 2**32:
+        raise argparse.ArgumentTypeError(f"{text} is not a number of 32 bits")
+    return value
 
 
 def parsed(words: Sequence[str] | None) -> argparse.Namespace:

@@ -9,12 +9,9 @@ from typing import Any
 
 import numpy as np
 import orbax.checkpoint as ocp
-import pytest
 from drains import Drains
 from looks import eckpt_here
 from places import ROOT
-
-from emergency_ckpt.tools.cli.main import GONE
 
 EXAMPLE = runpy.run_path(str(ROOT / "docs" / "examples" / "compare_steps.py"))
 PAGE = (ROOT / "docs" / "inspection.md").read_text("utf-8")
@@ -60,11 +57,3 @@ def test_step_in_ram_is_drained_into_a_new_directory(drains: Drains, tmp_path: P
     assert eckpt_here("drain", "--dir", new, *places) == 0
     assert set(differing((new, 3), (drains.world.persistent, 2))) >= {"['step']"}
     assert (drains.world.persistent / "2").exists()
-
-
-@pytest.mark.parametrize("name", GONE)
-def test_command_that_is_gone_says_what_to_use(
-    name: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert eckpt_here(name, "--an-option", "words") == 2
-    assert f"eckpt {name}: this command is gone; {GONE[name]}" in capsys.readouterr().err

@@ -13,7 +13,7 @@ from unittest import mock
 
 import pytest
 
-from emergency_ckpt.tools.cli.main import COMMANDS, RUN, USAGE_EXIT_CODE, Command, main
+from emergency_ckpt.tools.cli.main import COMMANDS, USAGE_EXIT_CODE, Command, main
 
 __all__ = ["USAGE_EXIT_CODE", "Tree", "add_command", "eckpt", "eckpt_here", "eckpt_json", "tree_of"]
 
@@ -65,7 +65,7 @@ def add_command(
     monkeypatch: pytest.MonkeyPatch, module: str, *, takes_command: bool = False
 ) -> None:
     """Add the command ``toy``."""
-    command = Command(module, "a toy", RUN, takes_command=takes_command)
+    command = Command(module, "a toy", takes_command=takes_command)
     monkeypatch.setitem(COMMANDS, "toy", command)
 
 

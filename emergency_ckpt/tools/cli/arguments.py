@@ -38,13 +38,12 @@ _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 def duration(text: str) -> float:
     """Return a time of at least 0, in seconds or with a unit: 90s, 30m, 12h, 7d."""
-    number, unit_s = (text[:-1], _UNITS_S[text[-1]]) if text[-1:] in _UNITS_S else (text, 1)
+    unit_s = _UNITS_S.get(text[-1:])
     try:
-        value = float(number) * unit_s
+        value = float(text) if unit_s is None else float(text[:-1]) * unit_s
     except ValueError as error:
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is not a time such as 90s, 12h or 7d"
-        ) from error
+        problem = f"{text!r} is not a time such as 90s, 12h or 7d"
+        raise argparse.ArgumentTypeError(problem) from error
     if not 0 <= value < _LONGEST_S:
         raise argparse.ArgumentTypeError(f"{text} is not from 0 to {_LONGEST_S:.0f} seconds")
     return value
@@ -53,16 +52,6 @@ def duration(text: str) -> float:
 def step_number(text: str) -> int:
     """Return the number of a step."""
     return _between(text, 0, MAX_STEP)
-
-
-def seed(text: str) -> int:
-    """Return a seed of random numbers, of 32 bits."""
-    return _between(text, 0, 2**32 - 1)
-
-
-def positive(text: str) -> int:
-    """Return a number of at least 1."""
-    return _between(text, 1, 2**31 - 1)
 
 
 def user_id(text: str) -> int:

@@ -90,9 +90,13 @@ def run(
     spec = job_spec(args)
     supervisor = supervisor_of(spec, _show)
     spec.log_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with handling(_STOP_SIGNALS, supervisor.stop):
-        _say(f"ramdisks in {spec.local_root}, logs in {spec.log_dir}")
-        result = supervisor.run(args.timeout_s)
+    try:
+        with handling(_STOP_SIGNALS, supervisor.stop):
+            _say(f"ramdisks in {spec.local_root}, logs in {spec.log_dir}")
+            result = supervisor.run(args.timeout_s)
+    finally:
+        if not any(spec.log_dir.iterdir()):  # the job did not start
+            spec.log_dir.rmdir()
     if result.error is not None:
         _say(str(result.error))
     if spec.local_root.exists():

@@ -36,70 +36,46 @@ class Command:
     Attributes:
       module: its module.
       summary: one line for the list of commands, available without importing the module.
-      group: the title below which the list has it.
       takes_command: it takes a program and its arguments after ``--``.
     """
 
     module: str
     summary: str
-    group: str
     takes_command: bool = False
 
-
-INSPECT, PREPARE, RUN, RESCUE = "Inspect", "Prepare", "Run", "Rescue"
 
 COMMANDS = {
     "ls": Command(
         f"{_CLI}.inspect.ls",
         "list runs and steps in each tier; show a step, check all, tell what a loss would cost and"
         " why the last restore took its step",
-        INSPECT,
     ),
     "report": Command(
         f"{_CLI}.inspect.report",
         "print the figures of a run from its event log, and write a page and a trace",
-        INSPECT,
     ),
     "plan": Command(
         f"{_CLI}.plan",
         "compute cost and survival of each number of copies, and recommend one; with --gke fill the"
         " manifests of a job on GKE and check them",
-        PREPARE,
         takes_command=True,
     ),
     "doctor": Command(
         f"{_CLI}.doctor",
         "check a host before a job starts there; with --clean remove leftover runs",
-        PREPARE,
     ),
     "launch": Command(
         f"{_CLI}.launch",
         "run a training job as several slices on this machine, and restart it when it dies",
-        RUN,
         takes_command=True,
     ),
     "serve": Command(
-        f"{_CLI}.serve", "serve this host's ramdisk to drains while its trainer is down", RUN
+        f"{_CLI}.serve", "serve this host's ramdisk to drains while its trainer is down"
     ),
     "drain": Command(
         f"{_CLI}.drain",
         "write the newest step in RAM to storage, when a job has died for good",
-        RESCUE,
     ),
-}
-GONE = {
-    "deploy": "'eckpt plan --gke deploy/gke/daemonset.yaml ...' fills a template",
-    "demo": "'make demo' runs it, or 'python -m examples.demo' in a checkout",
-    "diff": "docs/examples/compare_steps.py compares two steps in storage",
-    "export": "'eckpt drain' writes the newest step in RAM to a directory; a step in storage is a"
-    " directory of Orbax, which can be copied",
-}
-"""Earlier commands, and what takes their place."""
-_GROUPS = {
-    INSPECT: "read-only, also while a job runs or after its host's processes died",
-    PREPARE: "before a job starts",
-    RUN: "jobs and servers",
-    RESCUE: "what is in RAM goes to storage",
 }
 _HELP_WIDTH = 100
 
@@ -132,8 +108,6 @@ def _open_closed_streams() -> None:
 
 def _run(arguments: list[str]) -> int:
     name = _name_in(arguments)
-    if name in GONE:
-        return _fail(name, f"this command is gone; {GONE[name]}")
     try:
         args = parse(arguments)
         return USAGE_EXIT_CODE if args is None else int(_load(name).run(args))
@@ -224,17 +198,13 @@ class _Help(argparse.HelpFormatter):
 
 
 def _list_of_commands() -> str:
-    """Return the commands by group; argparse has no groups of subcommands."""
     longest = max(map(len, COMMANDS))
-    lines: list[str] = []
-    for group, meaning in _GROUPS.items():
-        lines += ["", f"{group}: {meaning}"]
-        for name, command in COMMANDS.items():
-            if command.group == group:
-                indent = " " * (longest + 4)
-                text = f"  {name:{longest}}  {command.summary}"
-                lines.append(textwrap.fill(text, _HELP_WIDTH, subsequent_indent=indent))
-    return "\n".join([*lines, "", "eckpt COMMAND --help describes each."]).lstrip()
+    indent = " " * (longest + 4)
+    lines = ["commands:"]
+    for name, command in COMMANDS.items():
+        text = f"  {name:{longest}}  {command.summary}"
+        lines.append(textwrap.fill(text, _HELP_WIDTH, subsequent_indent=indent))
+    return "\n".join([*lines, "", "eckpt COMMAND --help describes each."])
 
 
 def _version() -> str:
