@@ -14,9 +14,10 @@ the claim, and this one ends with DirectoryInUse.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import secrets
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager
 
 import msgspec
@@ -36,8 +37,8 @@ from emergency_ckpt.ram.step_reader import RamStep
 from emergency_ckpt.storage.steps.writer import DirectoryWriter
 from emergency_ckpt.storage.tier import PersistentTier
 from emergency_ckpt.tier import Array, leaf_bytes
-from emergency_ckpt.tools.offline.draining.peer_ram import PeerRam, ask_peers
-from emergency_ckpt.tools.survey.places import Places, SurveyFault
+from emergency_ckpt.tools.offline.draining.peer_ram import PeerRam
+from emergency_ckpt.tools.survey.places import Places
 from emergency_ckpt.tools.survey.ramdisk import ram_parts
 from emergency_ckpt.tools.survey.survey import Survey, SurveyedStep, take_survey, with_folders
 from emergency_ckpt.transfer.client import TransferClient
@@ -95,18 +96,6 @@ class _DrainedStep(RamStep):
         self.is_checked = True
 
 
-class _Moves:
-    """Listens to the directory's writer, and notes what is hidden."""
-
-    def __init__(self) -> None:
-        self.notes: list[str] = []
-
-    def __call__(self, event: Event) -> None:
-        if event.point == "persistent.removal.hidden":
-            step, folder, reason = (event.fields[field] for field in ("step", "kept_as", "reason"))
-            self.notes.append(f"step {step} is kept as {folder}: {reason}")
-
-
 def drain(
     places: Places, shown: Shown, write_timeout_s: float, peers: Sequence[str] = ()
 ) -> Drained:
@@ -121,7 +110,14 @@ def drain(
     survey = take_survey(dataclasses.replace(places, directory=""))
     run_id = survey.only_run(peers, "eckpt drain") or run_id_of(places.directory)
     _check_ended(survey, run_id, places)
-    tier, moves = places.storage(write_timeout_s), _Moves()
+    notes: list[str] = []
+
+    def note_hidden(event: Event) -> None:
+        if event.point == "persistent.removal.hidden":
+            step, folder, reason = (event.fields[field] for field in ("step", "kept_as", "reason"))
+            notes.append(f"step {step} is kept as {folder}: {reason}")
+
+    tier = places.storage(write_timeout_s)
     tier.create()
     tier.writer = writer = DirectoryWriter(
         tier.storage,
@@ -129,33 +125,34 @@ def drain(
         run_id=run_id,
         from_dir=run_id == run_id_of(tier.directory),
         writer=f"drain-{secrets.token_hex(8)}",
-        emit=EventSink(moves, process_index=0).emit,
+        emit=EventSink(note_hidden, process_index=0).emit,
     )
     writer.find()
-    work = _Drain(survey, run_id, tier, writer, moves)
-    if not peers:
+    with contextlib.ExitStack() as stack:
+        if peers:
+            others = stack.enter_context(_peer_ram(survey, run_id, places, peers, write_timeout_s))
+            survey = with_folders(survey, others.folders)
+            notes += [f"{fault.where}: {fault.problem}" for fault in others.faults]
+        work = _Drain(survey, run_id, tier, writer, notes)
         return work.inspect() or work.run(shown)
+
+
+@contextlib.contextmanager
+def _peer_ram(
+    survey: Survey, run_id: str, places: Places, peers: Sequence[str], deadline_s: float
+) -> Generator[PeerRam]:
+    """Yield the RAM of the peers; LocalTierError where a process of the job answers."""
     if places.secret is None:
         raise ConfigError(["--peers needs the run's secret"], target="eckpt drain")
-    with TransferClient(run_id=run_id, secret=places.secret) as client:
-        return _drain_with_peers(work, client, peers, shown, write_timeout_s)
-
-
-def _drain_with_peers(
-    work: _Drain, client: TransferClient, peers: Sequence[str], shown: Shown, deadline_s: float
-) -> Drained:
     addresses = [address for name in peers for address in each_address(name)]
-    local = work.inventory
-    asked, manifests, faults = ask_peers(client, addresses, local)
-    running = [peer.address for peer in asked if peer.process_index is not None]
-    if running:
-        text = f"the job still runs: its process answers at {running[0]}"
-        raise LocalTierError("drain", f"run {work.run_id!r}", text)
-    everything = {**local.manifests, **manifests}
-    with PeerRam(asked, everything, client, work.run_id, deadline_s) as others:
-        together = work.again(others)
-        together.note_faults(faults)
-        return together.inspect() or together.run(shown)
+    with TransferClient(run_id=run_id, secret=places.secret) as client:
+        others = PeerRam(client, addresses, survey.inventory(run_id), run_id, deadline_s)
+        with others:
+            running = [peer.address for peer in others.asked if peer.process_index is not None]
+            if running:
+                text = f"the job still runs: its process answers at {running[0]}"
+                raise LocalTierError("drain", f"run {run_id!r}", text)
+            yield others
 
 
 def _check_ended(survey: Survey, run_id: str, places: Places) -> None:
@@ -184,30 +181,22 @@ class _Drain:
         run_id: str,
         tier: PersistentTier,
         writer: DirectoryWriter,
-        moves: _Moves,
+        notes: list[str],
     ) -> None:
-        self._moves = moves
+        """``notes``: of the outcome, to which the directory's writer adds as well."""
         self._survey = survey
-        self.run_id = run_id
+        self._run_id = run_id
         self._tier = tier
         self._writer = writer
-        self.inventory = survey.inventory(run_id)
-        self._notes = [f"{fault.where}: {fault.problem}" for fault in survey.faults]
+        self._inventory = survey.inventory(run_id)
+        self._notes = notes
+        notes += [f"{fault.where}: {fault.problem}" for fault in survey.faults]
         self._recorded = None if writer.table is None else writer.table.chain
-        self._timeline = newest_timeline(self.inventory.holders, table=writer.table)
+        self._timeline = newest_timeline(self._inventory.holders, table=writer.table)
         for step in survey.of(LOCAL):
             reason = self._rejection_reason(step.step, step.incarnation)
             if step.run_id == run_id and reason:
                 self._notes.append(f"step {step.step} in RAM is passed over: {reason}")
-
-    def again(self, others: PeerRam) -> _Drain:
-        """Return the same drain with the RAM of other hosts besides."""
-        survey = with_folders(self._survey, others.folders)
-        return _Drain(survey, self.run_id, self._tier, self._writer, self._moves)
-
-    def note_faults(self, faults: Iterable[SurveyFault]) -> None:
-        """Add faults to the notes of the outcome."""
-        self._notes += [f"{fault.where}: {fault.problem}" for fault in faults]
 
     def inspect(self) -> Drained | None:
         """Return the outcome when there is nothing to write, without a change in storage."""
@@ -223,7 +212,7 @@ class _Drain:
             (
                 step
                 for step in self._survey.of(LOCAL)
-                if step.run_id == self.run_id
+                if step.run_id == self._run_id
                 and not self._rejection_reason(step.step, step.incarnation)
             ),
             key=lambda step: step.save,
@@ -244,7 +233,7 @@ class _Drain:
             self._writer.begin(self._life(stored.incarnation), self._timeline)
         else:
             where = ", ".join(map(str, self._survey.places.local_dirs)) or "the RAM of these peers"
-            self._notes.append(f"no whole step of run {self.run_id!r} is in {where}")
+            self._notes.append(f"no whole step of run {self._run_id!r} is in {where}")
         return self._outcome(stored.step if stored else None)
 
     def _write(self, surveyed: SurveyedStep, shown: Shown) -> str:
@@ -266,7 +255,7 @@ class _Drain:
 
     def _outcome(self, step: int | None, *, is_written: bool = False) -> Drained:
         """Return the outcome; a newer whole step than ``step`` was lost, or is elsewhere."""
-        known = [holder.known_complete for holder in self.inventory.holders]
+        known = [holder.known_complete for holder in self._inventory.holders]
         lost = max(
             (
                 save.step
@@ -281,7 +270,7 @@ class _Drain:
                 f"step {lost} was whole in RAM once, and is not on these ramdisks: give the"
                 " --local-dir of every host that is left"
             )
-        return Drained(step, is_saved, is_written, (*self._notes, *self._moves.notes))
+        return Drained(step, is_saved, is_written, tuple(self._notes))
 
     def _newest_stored(self) -> PersistentStep | None:
         """Return the newest step in storage that a restore would take, as its files have it."""

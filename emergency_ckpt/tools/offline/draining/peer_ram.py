@@ -56,18 +56,27 @@ class PeerRam:
     state may be larger than the RAM of one host.
 
     Attributes:
-      folders: a process directory for each peer, named by its address.
+      asked: the inventory of each peer that answered.
+      folders: a process directory for each of these, named by its address.
+      faults: one for each peer that is silent.
     """
 
     def __init__(
         self,
-        asked: Sequence[HolderInventory],
-        manifests: Mapping[str, Contents],
         client: TransferClient,
+        peers: Iterable[str],
+        inventory: Inventory,
         run_id: str,
         deadline_s: float,
     ) -> None:
-        """``deadline_s``: maximum time in seconds for one shard."""
+        """Ask the peers. Blocks.
+
+        Args:
+          inventory: of this host, whose manifests need not be fetched.
+          deadline_s: maximum time in seconds for one shard.
+        """
+        self.asked, manifests, self.faults = ask_peers(client, peers, inventory)
+        manifests |= inventory.manifests
         self._client = client
         self._deadline_s = deadline_s
         self._buffer: NativeMapping | None = None
@@ -93,7 +102,7 @@ class PeerRam:
                 read_shard=self._shard,
                 read_document=partial(self._document, peer.address),
             )
-            for peer in asked
+            for peer in self.asked
         )
 
     def __enter__(self) -> PeerRam:
