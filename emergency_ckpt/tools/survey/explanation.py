@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Literal
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -12,6 +11,11 @@ from emergency_ckpt.tools.event_fields import whole
 from emergency_ckpt.types import PERSISTENT
 
 FORMAT = 1
+PHASES: tuple[str, ...] = ("plan", "load", "fetch", "settle")
+"""``plan``: until the leader's answer. ``load``: storage into RAM. ``fetch``: the check of a
+process's own shards and the transfer of others, onto the devices. ``settle``: host states, the
+decision of all, and what RAM keeps."""
+
 _MAX_REMARKS = 200
 _TEXT_CHARS = 1000
 _REMARKS: Mapping[str, tuple[str, ...]] = {
@@ -27,12 +31,18 @@ _REMARKS: Mapping[str, tuple[str, ...]] = {
 _WARNING = "warning.restore_without_host_state"
 """The event of a restore whose name does not begin with "restore."."""
 
-_ENDS = {
+_OUTCOMES = {
     "restore.finished": "finished",
     "restore.nothing": "nothing",
     "restore.failed": "failed",
 }
-Outcome = Literal["finished", "nothing", "failed", "unfinished"]
+_WORST_FIRST = ("failed", "unfinished", "finished", "nothing")
+_ENDS_OF_PHASES: Mapping[str, str] = {
+    "restore.stage.planned": "plan",
+    "restore.stage.loaded": "load",
+    "restore.stage.fetched": "fetch",
+    **dict.fromkeys(_OUTCOMES, "settle"),
+}
 
 
 class PassedOver(msgspec.Struct, frozen=True, order=True):
@@ -52,27 +62,13 @@ class RestoreRemark(msgspec.Struct, frozen=True):
     text: str
 
 
-class RestorePhases(msgspec.Struct, frozen=True):
-    """Seconds that a process spent; 0 for a phase that it did not reach or need.
-
-    Attributes:
-      plan: until the leader's plan: every process reports what its RAM has.
-      load: storage into RAM.
-      fetch: the check of its own shards and the transfer of others, onto the devices.
-      settle: host state, the decision of all, and what RAM keeps.
-    """
-
-    plan: float = 0.0
-    load: float = 0.0
-    fetch: float = 0.0
-    settle: float = 0.0
-
-
 class RestoredProcess(msgspec.Struct, frozen=True):
     """One process's part.
 
     Attributes:
+      outcome: "finished", "nothing", "failed" or "unfinished".
       after_s: start of its part, in seconds since the first process began.
+      phases: seconds of each of ``PHASES``; 0 for a phase that it did not reach or need.
       received: bytes by the peer that sent them.
       reason: the error of a failed restore.
       last_event: its last event of the restore.
@@ -80,10 +76,10 @@ class RestoredProcess(msgspec.Struct, frozen=True):
 
     process: int
     slice: int | None
-    outcome: Outcome
+    outcome: str
     after_s: float
     seconds: float
-    phases: RestorePhases
+    phases: dict[str, float]
     bytes_local: int
     bytes_peer: int
     bytes_persistent: int
@@ -100,7 +96,9 @@ class RestoreExplanation(msgspec.Struct, frozen=True):
       life: restarts by ``eckpt launch`` before it.
       started_s: Unix time at which the first process began.
       seconds: until the last process ended, or was last heard of.
-      step, tier: of the restored save; null without one.
+      outcome: the worst of all processes.
+      step, tier: of the restored save; null without one. The tier is storage when any process read
+        the save there.
       requested_step: the step that was asked for; null for the newest.
     """
 
@@ -110,7 +108,7 @@ class RestoreExplanation(msgspec.Struct, frozen=True):
     life: int
     started_s: float
     seconds: float
-    outcome: Outcome
+    outcome: str
     step: int | None
     tier: str
     requested_step: int | None
@@ -125,29 +123,36 @@ def last_restore(events: Sequence[LoggedEvent]) -> RestoreExplanation | None:
     if not starts:
         return None
     newest = starts[-1]
-    key = _life(newest)
     by_process: dict[int, list[LoggedEvent]] = {}
     for event in events:
-        if event.process is not None and _life(event) == key:
+        if event.process is not None and _life(event) == _life(newest):
             by_process.setdefault(event.process, []).append(event)
-    parts = {
-        process: part for process, all_ in sorted(by_process.items()) if (part := _restore_of(all_))
+    parts = [part for process in sorted(by_process) if (part := _last_part(by_process[process]))]
+    started_s = min(part[0].time_s for part in parts)
+    processes = tuple(_process(part, started_s) for part in parts)
+    outcomes = {process.outcome for process in processes}
+    of_all = [event for part in parts for event in part]
+    finished = [event for event in of_all if event.point == "restore.finished"]
+    started = [event for event in of_all if event.point == "restore.stage.started"]
+    tiers = {_text(event, "tier") for event in finished}
+    rejected = {
+        PassedOver(whole(event, "step") or 0, _text(event, "tier"), _text(event, "reason"))
+        for event in of_all
+        if event.name == "restore.rejected"
     }
-    started_s = min(part[0].time_s for part in parts.values())
-    processes = tuple(_process(part, started_s) for part in parts.values())
     return RestoreExplanation(
         format=FORMAT,
         run_id=newest.run_id,
         incarnation=newest.incarnation,
         life=newest.life,
         started_s=started_s,
-        seconds=max(part[-1].time_s for part in parts.values()) - started_s,
-        outcome=_outcome(process.outcome for process in processes),
-        step=_first(parts.values(), "restore.finished", "step"),
-        tier=_tier(parts.values()),
-        requested_step=_first(parts.values(), "restore.stage.started", "requested_step"),
-        passed_over=_passed_over(parts.values()),
-        remarks=_remarks(parts.values(), started_s),
+        seconds=max(part[-1].time_s for part in parts) - started_s,
+        outcome=next(outcome for outcome in _WORST_FIRST if outcome in outcomes),
+        step=_first(finished, "step"),
+        tier=PERSISTENT if PERSISTENT in tiers else max(tiers, default=""),
+        requested_step=_first(started, "requested_step"),
+        passed_over=tuple(sorted(rejected, reverse=True)),
+        remarks=_remarks(of_all, started_s),
         processes=processes,
     )
 
@@ -156,18 +161,21 @@ def _life(event: LoggedEvent) -> tuple[str, int, str]:
     return event.run_id, event.life, event.incarnation
 
 
-def _restore_of(events: Sequence[LoggedEvent]) -> list[LoggedEvent]:
+def _last_part(events: Sequence[LoggedEvent]) -> list[LoggedEvent]:
     """Return a process's events of its last restore; none when it began none."""
-    starts = [n for n, event in enumerate(events) if event.point == "restore.stage.started"]
-    if not starts:
-        return []
-    begin = starts[-1]
-    end = next((n for n in range(begin, len(events)) if events[n].name in _ENDS), None)
-    if end is None:
-        end = begin
-        while end + 1 < len(events) and _belongs(events[end + 1]):
-            end += 1
-    return list(events[begin : end + 1])
+    part: list[LoggedEvent] = []
+    has_begun = is_over = False
+    for event in events:
+        if event.point == "restore.stage.started":
+            part, has_begun, is_over = [], True, False
+        if not has_begun or is_over:
+            continue
+        part.append(event)
+        is_over = event.name in _OUTCOMES
+    if not is_over:  # what a process did after it had left a restore without a word
+        count = next((n for n, event in enumerate(part) if not _belongs(event)), len(part))
+        part = part[:count]
+    return part
 
 
 def _belongs(event: LoggedEvent) -> bool:
@@ -175,95 +183,51 @@ def _belongs(event: LoggedEvent) -> bool:
 
 
 def _process(part: Sequence[LoggedEvent], started_s: float) -> RestoredProcess:
-    ends = {event.point: event for event in part}
-    last = part[-1]
-    fetched = ends.get("restore.stage.fetched")
-    finished = ends.get("restore.finished")
+    phases = dict.fromkeys(PHASES, 0.0)
+    before_s = part[0].time_s
     received: dict[str, int] = {}
     for event in part:
+        if (phase := _ENDS_OF_PHASES.get(event.point)) is not None:
+            phases[phase] += event.time_s - before_s
+            before_s = event.time_s
         if event.point == "restore.stage.received":
             # A later attempt counts anew: its bytes replace those of the attempt that failed.
             received[_text(event, "holder")] = whole(event, "size_bytes") or 0
+    last, newest = part[-1], {event.point: event for event in part}
+    end = newest.get("restore.finished")
+    fetched, loaded = (
+        end or newest.get(f"restore.stage.{stage}") or part[0] for stage in ("fetched", "loaded")
+    )
     return RestoredProcess(
         process=last.process or 0,
         slice=last.slice,
-        outcome=_ENDS.get(last.name, "unfinished"),  # pyright: ignore[reportArgumentType]
+        outcome=_OUTCOMES.get(last.name, "unfinished"),
         after_s=part[0].time_s - started_s,
         seconds=last.time_s - part[0].time_s,
-        phases=_phases(part),
-        bytes_local=_bytes(finished or fetched, "bytes_local"),
-        bytes_peer=_bytes(finished or fetched, "bytes_peer"),
-        bytes_persistent=_bytes(finished or ends.get("restore.stage.loaded"), "bytes_persistent"),
+        phases=phases,
+        bytes_local=whole(fetched, "bytes_local") or 0,
+        bytes_peer=whole(fetched, "bytes_peer") or 0,
+        bytes_persistent=whole(loaded, "bytes_persistent") or 0,
         received=received,
         reason=_text(last, "reason") if last.name == "restore.failed" else "",
         last_event=last.point[:_TEXT_CHARS],
     )
 
 
-def _bytes(event: LoggedEvent | None, field: str) -> int:
-    return 0 if event is None else whole(event, field) or 0
-
-
-def _phases(part: Sequence[LoggedEvent]) -> RestorePhases:
-    """Return the phases: each lasts until the event that ends it, over all attempts together."""
-    ends = {
-        "restore.stage.planned": "plan",
-        "restore.stage.loaded": "load",
-        "restore.stage.fetched": "fetch",
-    }
-    ends |= dict.fromkeys(_ENDS, "settle")
-    spent: dict[str, float] = dict.fromkeys(["plan", "load", "fetch", "settle"], 0.0)
-    before_s = part[0].time_s
-    for event in part:
-        if (phase := ends.get(event.point)) is not None:
-            spent[phase] += event.time_s - before_s
-            before_s = event.time_s
-    return RestorePhases(**spent)
-
-
-def _outcome(outcomes: Iterable[Outcome]) -> Outcome:
-    """Return the worst outcome: a restore is that of all processes."""
-    present = set(outcomes)
-    order: tuple[Outcome, ...] = ("failed", "unfinished", "finished", "nothing")
-    return next(outcome for outcome in order if outcome in present)
-
-
-def _first(parts: Iterable[Sequence[LoggedEvent]], point: str, field: str) -> int | None:
-    for part in parts:
-        for event in part:
-            if event.point == point and (value := whole(event, field)) is not None:
-                return value
-    return None
-
-
-def _tier(parts: Iterable[Sequence[LoggedEvent]]) -> str:
-    """Return the tier of the restored save: storage when any process read it there."""
-    ended = [event for part in parts for event in part if event.name == "restore.finished"]
-    tiers = {_text(event, "tier") for event in ended}
-    return PERSISTENT if PERSISTENT in tiers else max(tiers, default="")
-
-
-def _passed_over(parts: Iterable[Sequence[LoggedEvent]]) -> tuple[PassedOver, ...]:
-    rejected = {
-        PassedOver(whole(event, "step") or 0, _text(event, "tier"), _text(event, "reason"))
-        for part in parts
-        for event in part
-        if event.name == "restore.rejected"
-    }
-    return tuple(sorted(rejected, reverse=True))
-
-
-def _remarks(parts: Iterable[Sequence[LoggedEvent]], started_s: float) -> tuple[RestoreRemark, ...]:
+def _remarks(events: Sequence[LoggedEvent], started_s: float) -> tuple[RestoreRemark, ...]:
     remarks: list[RestoreRemark] = []
-    for part in parts:
-        for event in part:
-            fields = _REMARKS.get(event.point)
-            if fields is not None:
-                texts = [f"{name} {_text(event, name)}" for name in fields if name in event.fields]
-                process = event.process or 0
-                after_s = event.time_s - started_s
-                remarks.append(RestoreRemark(after_s, process, event.point, ", ".join(texts)))
+    for event in events:
+        fields = [name for name in _REMARKS.get(event.point, ()) if name in event.fields]
+        if event.point in _REMARKS:
+            text = ", ".join(f"{name} {_text(event, name)}" for name in fields)
+            after_s = event.time_s - started_s
+            remarks.append(RestoreRemark(after_s, event.process or 0, event.point, text))
     return tuple(sorted(remarks, key=lambda remark: remark.after_s)[:_MAX_REMARKS])
+
+
+def _first(events: Sequence[LoggedEvent], field: str) -> int | None:
+    values = (whole(event, field) for event in events)
+    return next((value for value in values if value is not None), None)
 
 
 def _text(event: LoggedEvent, field: str) -> str:

@@ -15,14 +15,15 @@ from emergency_ckpt.tools.cli import tables
 from emergency_ckpt.tools.cli.arguments import BAD, GOOD, print_json
 from emergency_ckpt.tools.cli.output import print_line
 from emergency_ckpt.tools.survey.explanation import (
+    PHASES,
     RestoredProcess,
     RestoreExplanation,
     last_restore,
 )
 
 _MOST_SENDERS = 4
-_PHASES = ("PLAN", "LOAD", "FETCH", "SETTLE", "TOTAL")
-_COLUMNS = ("PROCESS", "SLICE", *_PHASES, "OWN RAM", "PEERS", "STORAGE", "RECEIVED FROM")
+_SPENT = (*map(str.upper, PHASES), "TOTAL")
+_COLUMNS = ("PROCESS", "SLICE", *_SPENT, "OWN RAM", "PEERS", "STORAGE", "RECEIVED FROM")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -69,10 +70,7 @@ def _print(explanation: RestoreExplanation) -> None:
             line = f"  +{remark.after_s:.3f} s  process {remark.process}  {text}"
             print_line(line)
     print()
-    tables.print_table(
-        _COLUMNS,
-        [_row(process) for process in explanation.processes],
-    )
+    tables.print_table(_COLUMNS, [_row(process) for process in explanation.processes])
     for process in explanation.processes:
         if process.outcome in ("failed", "unfinished"):
             reason = process.reason or f"it did not end; its last event is {process.last_event}"
@@ -80,26 +78,19 @@ def _print(explanation: RestoreExplanation) -> None:
 
 
 def _headline(explanation: RestoreExplanation) -> str:
-    asked = (
-        ""
-        if explanation.requested_step is None
-        else f" (step {explanation.requested_step} was requested)"
-    )
-    match explanation.outcome:
-        case "finished":
-            tier = TIER_WORDS.get(explanation.tier, explanation.tier)
-            return f"step {explanation.step} was restored from {tier}{asked}"
-        case "nothing":
-            return f"there was nothing to restore{asked}: a fresh start"
-        case "failed":
-            return f"the restore failed{asked}"
-        case "unfinished":
-            return f"the restore did not end on all processes{asked}"
+    asked = explanation.requested_step
+    tier = TIER_WORDS.get(explanation.tier, explanation.tier)
+    words = {
+        "finished": f"step {explanation.step} was restored from {tier}",
+        "nothing": "there was nothing to restore: a fresh start",
+        "failed": "the restore failed",
+        "unfinished": "the restore did not end on all processes",
+    }
+    return words[explanation.outcome] + ("" if asked is None else f" (step {asked} was requested)")
 
 
 def _row(process: RestoredProcess) -> list[str]:
-    phases = process.phases
-    spent = (phases.plan, phases.load, phases.fetch, phases.settle, process.seconds)
+    spent = (*(process.phases[phase] for phase in PHASES), process.seconds)
     senders = sorted(process.received.items(), key=lambda item: -item[1])
     named = [f"{holder} {size_text(nbytes)}" for holder, nbytes in senders[:_MOST_SENDERS]]
     more = [f"{len(senders) - _MOST_SENDERS} more"] if len(senders) > _MOST_SENDERS else []
