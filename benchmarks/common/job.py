@@ -36,33 +36,27 @@ class Shape:
         return self.leaves * self.rows_per_leaf * ROW_BYTES
 
 
-def plan_shape(slices: int, hosts_per_slice: int, mib: int, leaves: int, timed_saves: int) -> Shape:
-    """Cut ``mib`` MiB into equal leaves whose rows divide evenly over the hosts of a slice.
-
-    ValueError when the job has no other slice to restore from, or the leaves would be empty.
-    """
-    if slices < 2:
-        raise ValueError(f"the comparison loses a slice, so it needs at least 2 (got {slices})")
-    if min(hosts_per_slice, mib, leaves, timed_saves) < 1:
-        raise ValueError("hosts per slice, MiB, leaves and saves must be at least 1")
-    rows = mib * 2**20 // (leaves * ROW_BYTES) // hosts_per_slice * hosts_per_slice
-    if rows == 0:
-        raise ValueError(
-            f"{leaves} leaves of {hosts_per_slice * ROW_BYTES} bytes do not fit in {mib} MiB"
-        )
-    return Shape(slices, hosts_per_slice, leaves, rows, timed_saves)
-
-
 _JOB = re.compile(r"(\d{1,4})x(\d{1,4})x(\d{1,7})(?:/(\d{1,6}))?")
-USUAL_LEAVES = 16
+_USUAL_LEAVES = 16
 
 
 def parse_job(text: str, timed_saves: int) -> Shape:
-    """Parse ``SLICESxHOSTSxMIB`` or ``SLICESxHOSTSxMIB/LEAVES``; ValueError for any other text."""
+    """Return the shape for ``SLICESxHOSTSxMIB`` or ``SLICESxHOSTSxMIB/LEAVES``.
+
+    The leaves are equal, and their rows divide evenly over the hosts of a slice. ValueError for any
+    other text, and when the job has no other slice to restore from or the leaves would be empty.
+    """
     if not (found := _JOB.fullmatch(text)):
         raise ValueError(f"{text!r} is not SLICESxHOSTSxMIB or SLICESxHOSTSxMIB/LEAVES")
-    slices, hosts, mib, leaves = (int(part or USUAL_LEAVES) for part in found.groups())
-    return plan_shape(slices, hosts, mib, leaves, timed_saves)
+    slices, hosts, mib, leaves = (int(part or _USUAL_LEAVES) for part in found.groups())
+    if slices < 2:
+        raise ValueError(f"the comparison loses a slice, so it needs at least 2 (got {slices})")
+    if min(hosts, mib, leaves) < 1:
+        raise ValueError("hosts per slice, MiB and leaves must be at least 1")
+    rows = mib * 2**20 // (leaves * ROW_BYTES) // hosts * hosts
+    if rows == 0:
+        raise ValueError(f"{leaves} leaves of {hosts * ROW_BYTES} bytes do not fit in {mib} MiB")
+    return Shape(slices, hosts, leaves, rows, timed_saves)
 
 
 NOTHING_LOST, SLICE_LOST, HALVES_LOST = "nothing", "slice", "halves"
@@ -92,8 +86,7 @@ def lost_hosts(scenario: str, shape: Shape) -> tuple[int, ...] | None:
 class Orders:
     """The orders for all processes for one tier's part of a round, as a JSON file.
 
-    The first life of the job saves and each later one restores. A process learns its index from
-    the launcher.
+    The first life of the job saves and each later one restores.
     """
 
     contender: str

@@ -3,16 +3,17 @@
 import contextlib
 import dataclasses
 import json
+import os
 import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks import ROOT
-from benchmarks.common import contenders, warm
+from benchmarks.common import contenders, machine, warm
 from benchmarks.common.job import FROM_STORAGE, Orders, Shape, lost_hosts
 from benchmarks.common.ramdisk import allocated_bytes
 from emergency_ckpt.tools.launch.job import JobSpec
@@ -25,6 +26,11 @@ WORKER = Path(__file__).with_name("worker.py")
 IMPORTED_BY_ALL = ("benchmarks.common.worker", "orbax.checkpoint")
 """Modules that the processes of every contender import."""
 _POLL_S = 0.05
+
+
+# The most that a contender keeps of each slice's state at one time, one of it set aside.
+_COPIES_ON_RAMDISK = 4
+_COPIES_IN_PROCESS = 3
 
 
 class RoundFailed(Exception):
@@ -40,18 +46,31 @@ class Place:
       storage: directory for the persistent tier.
       timeout_s: for each life of the job.
       launcher: put before the program of each process.
-      warm: address of the process to fork the others from (see ``warm``); None: no fork.
-      environment: added to that of each process.
       bind_host: address on which contenders listen; None: each process chooses.
+      warm: address of the process to fork the others from (see ``warm``); None: no fork.
     """
 
     ramdisks: Path
     storage: Path
     timeout_s: float
     launcher: tuple[str, ...] = ()
-    environment: Mapping[str, str] = dataclasses.field(default_factory=dict)
     bind_host: str | None = LOOPBACK_HOST
     warm: Path | None = None
+
+
+def require_room(ramdisk: Path, shapes: Sequence[Shape]) -> None:
+    """Raise ValueError unless such jobs fit on the ramdisk and in memory, ramdisks included."""
+    slices_bytes = max(shape.slices * shape.state_bytes for shape in shapes)
+    stat = os.statvfs(ramdisk)
+    for what, free_bytes, copies in (
+        (str(ramdisk), stat.f_bavail * stat.f_frsize, _COPIES_ON_RAMDISK),
+        ("the memory", machine.available_memory_bytes(), _COPIES_ON_RAMDISK + _COPIES_IN_PROCESS),
+    ):
+        if free_bytes < copies * slices_bytes:
+            raise ValueError(
+                f"{what} has {free_bytes >> 20} MiB left, the benchmark may take"
+                f" {copies * slices_bytes >> 20} MiB: choose a smaller state"
+            )
 
 
 def run_round(
@@ -64,10 +83,14 @@ def run_round(
     are left out. Blocks for up to ``timeout_s`` per life. Raises RoundFailed. Leaves no file and
     no process.
     """
-    tiers = contenders.tiers(contender) if contender in contenders.MODULES else (contenders.RAM,)
-    wanted = tuple(scenarios_of(tiers, shape, scenarios))
+    tiers = contenders.tiers(contender)
+    wanted = [
+        scenario
+        for scenario in scenarios
+        if _tier_of(scenario) in tiers and lost_hosts(scenario, shape) is not None
+    ]
     parts = {
-        tier: _run_tier(contender, tier, shape, place, [s for s in wanted if tier_of(s) == tier])
+        tier: _run_tier(contender, tier, shape, place, [s for s in wanted if _tier_of(s) == tier])
         for tier in (contenders.STORAGE, contenders.RAM)
         if tier in tiers and (tier == contenders.RAM or FROM_STORAGE in wanted)
     }
@@ -78,7 +101,7 @@ def run_round(
             dict(zip(parts, results, strict=True))
             for results in zip(*(part["save"] for part in parts.values()), strict=True)
         ],
-        "restores": {s: parts[tier_of(s)]["restores"][s] for s in wanted},
+        "restores": {s: parts[_tier_of(s)]["restores"][s] for s in wanted},
         "storage_bytes": sum(part["storage_bytes"] for part in parts.values()),
     }
 
@@ -109,21 +132,14 @@ def _run_tier(
             devices_per_host=1,
             local_root=root / "ramdisks",
             log_dir=root / "logs",
-            env={**place.environment, "PYTHONPATH": str(ROOT)},
+            env={"PYTHONPATH": str(ROOT)},
         )
         return _run_lives(spec, orders, place.timeout_s)
 
 
-def tier_of(scenario: str) -> str:
+def _tier_of(scenario: str) -> str:
     """Return the tier from which a restore after this loss reads."""
     return contenders.STORAGE if scenario == FROM_STORAGE else contenders.RAM
-
-
-def scenarios_of(tiers: Sequence[str], shape: Shape, scenarios: Sequence[str]) -> Iterator[str]:
-    """Return those of ``scenarios`` that apply to such tiers and such a job."""
-    for scenario in scenarios:
-        if tier_of(scenario) in tiers and lost_hosts(scenario, shape) is not None:
-            yield scenario
 
 
 @contextlib.contextmanager
@@ -134,7 +150,7 @@ def _directory(parent: Path) -> Iterator[Path]:
 
 def _run_lives(spec: JobSpec, orders: Orders, timeout_s: float) -> dict[str, Any]:
     who = f"{orders.contender}, {orders.tier}"
-    saved = run_life(spec, _SAVE, orders.results(_SAVE), f"{who}, saving", timeout_s)
+    saved = _run_life(spec, _SAVE, orders.results(_SAVE), f"{who}, saving", timeout_s)
     hosts = [spec.ramdisk(host) for host in range(spec.host_count)]
     expected = _merge_digests(saved)
     Path(orders.expected_path).write_text(json.dumps(expected))
@@ -148,7 +164,7 @@ def _run_lives(spec: JobSpec, orders: Orders, timeout_s: float) -> dict[str, Any
         assert lost is not None, scenario
         with _without([hosts[index] for index in lost], spec.local_root.parent / "lost"):
             name = f"{who}, restoring ({scenario} lost)"
-            results = run_life(spec, life, orders.results(life), name, timeout_s)
+            results = _run_life(spec, life, orders.results(life), name, timeout_s)
         restores[scenario] = _outcome(orders, set(expected["digests"]), results)
     return {"save": saved, "restores": restores, "storage_bytes": stored}
 
@@ -168,7 +184,7 @@ def _without(ramdisks: Sequence[Path], aside: Path) -> Iterator[None]:
         (aside / ramdisk.name).rename(ramdisk)
 
 
-def run_life(
+def _run_life(
     spec: JobSpec, life: int, results: Sequence[Path], who: str, timeout_s: float
 ) -> list[dict[str, Any]]:
     """Run one process per host until all have ended; return the contents of ``results`` in order.

@@ -4,6 +4,7 @@ import importlib.metadata
 import os
 import platform
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,45 +23,36 @@ def facts() -> dict[str, Any]:
         "memory": _field("/proc/meminfo", "MemTotal"),
         "kernel": platform.release(),
         "python": platform.python_version(),
-        "commit": commit(ROOT),
+        "commit": _commit(),
         "versions": {name: _version(name) for name in _PACKAGES},
         "environment": {k: v for k, v in sorted(os.environ.items()) if k.startswith(_PREFIXES)},
         "load_average_at_start": os.getloadavg()[0],
     }
 
 
-def commit(checkout: Path) -> str | None:
-    """Return the commit of ``checkout``, marked if files changed; None without a commit."""
+def _commit() -> str | None:
+    """Return the commit of the checkout, marked if files changed; None without a commit."""
     try:
-        head = _git(checkout, "rev-parse", "--short", "HEAD")
-        changed = _git(checkout, "status", "--porcelain", "--untracked-files=no")
+        head = _git("rev-parse", "--short", "HEAD")
+        changed = _git("status", "--porcelain", "--untracked-files=no")
     except (OSError, subprocess.CalledProcessError):
         return None
     return f"{head} with changes" if changed else head
 
 
-def _git(checkout: Path, *arguments: str) -> str:
-    command = ["git", "-C", str(checkout), *arguments]
+def _git(*arguments: str) -> str:
+    command = ["git", "-C", str(ROOT), *arguments]
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def text(about: Mapping[str, Any]) -> str:
+    """Return the machine of ``facts`` in words."""
+    return f"{about['cores']} cores, {about['cpu']}, {about['memory']}"
 
 
 def available_memory_bytes() -> int:
     """Return the memory that the kernel could give to new processes without swapping."""
     return int(_field("/proc/meminfo", "MemAvailable").removesuffix("kB")) * 1024
-
-
-def require_room(ramdisk: Path, ramdisk_bytes: int, memory_bytes: int) -> None:
-    """Raise ValueError unless so much fits on the ramdisk and in memory, ramdisks included."""
-    stat = os.statvfs(ramdisk)
-    for what, free_bytes, wanted_bytes in (
-        (str(ramdisk), stat.f_bavail * stat.f_frsize, ramdisk_bytes),
-        ("the memory", available_memory_bytes(), memory_bytes),
-    ):
-        if free_bytes < wanted_bytes:
-            raise ValueError(
-                f"{what} has {free_bytes >> 20} MiB left, the benchmark may take"
-                f" {wanted_bytes >> 20} MiB: choose a smaller state"
-            )
 
 
 def _field(path: str, name: str) -> str:

@@ -1,6 +1,8 @@
-"""Tables in Markdown and the figures in them. Pure."""
+"""Tables in Markdown, and the figures in them. Pure."""
 
-from collections.abc import Sequence
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 
 def number(value: float) -> str:
@@ -23,3 +25,10 @@ def markdown(rows: Sequence[Sequence[str]]) -> str:
 
     rule = ["-" * widths[0], *("-" * (w - 1) + ":" for w in widths[1:])]
     return "\n".join([line(rows[0]), line(rule), *(line(row) for row in rows[1:])])
+
+
+def middle_of(records: Sequence[Any]) -> Any:
+    """Return the median of each number of records that have the same keys."""
+    if isinstance(records[0], Mapping):
+        return {key: middle_of([record[key] for record in records]) for key in records[0]}
+    return statistics.median(records)

@@ -15,49 +15,34 @@ import runpy
 import select
 import signal
 import socket
-import struct
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-_BOUND_BYTES = 1 << 20
-_START_TIMEOUT_S = 120.0
-_END_TIMEOUT_S = 30.0
-_LENGTH = struct.Struct("!I")
 _DIED = 1
 
 
 @contextlib.contextmanager
-def started(imports: tuple[str, ...], path: tuple[Path, ...]) -> Iterator[Path]:
-    """Run a process that has imported ``imports``; yield its address.
+def started(imports: tuple[str, ...], path: Path) -> Iterator[Path]:
+    """Run a process that has imported ``imports`` from ``path``; yield its address.
 
-    The process ends with the block, or with this process. TimeoutError when it does not start; it
-    reports the reason on standard error.
+    The process ends with the block, or with this process. RuntimeError when an import fails, whose
+    reason is then on standard error.
     """
     with tempfile.TemporaryDirectory(prefix="eckpt-warm-") as scratch:
         address = Path(scratch) / "socket"
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, path))}
+        environment = {**os.environ, "PYTHONPATH": str(path)}
         command = [sys.executable, "-P", __file__, "serve", str(address), *imports]
-        server = subprocess.Popen(
+        # The end of its standard input is the sign for it to end.
+        with subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
-        )
-        assert server.stdin is not None
-        assert server.stdout is not None
-        try:
-            ready, _, _ = select.select([server.stdout], [], [], _START_TIMEOUT_S)
-            if not ready or server.stdout.read(1) != b".":
-                raise TimeoutError("the process to fork from did not come up")
+        ) as server:
+            assert server.stdout is not None
+            if server.stdout.read(1) != b".":
+                raise RuntimeError("the process to fork from did not come up")
             yield address
-        finally:
-            server.stdin.close()  # its sign to end
-            server.stdout.close()
-            try:
-                server.wait(_END_TIMEOUT_S)
-            except subprocess.TimeoutExpired:
-                server.kill()
-                server.wait()
 
 
 def command(address: Path, script: Path) -> tuple[str, ...]:
@@ -89,13 +74,10 @@ def _serve(address: str, imports: list[str]) -> None:
 def _become(connection: socket.socket) -> None:
     """Run the requested script in the fork, as if it had been started by itself."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    connection.settimeout(_END_TIMEOUT_S)
-    head, (output, *_), _, _ = socket.recv_fds(connection, _LENGTH.size, 1)
-    (length,) = _LENGTH.unpack(head)
-    if length > _BOUND_BYTES:
-        raise ValueError(f"{length} bytes of orders")
-    with connection.makefile("rb") as stream:
-        order = json.loads(stream.read(length))
+    data, (output, *_), _, _ = socket.recv_fds(connection, 1 << 16, 1)
+    while more := connection.recv(1 << 16):
+        data += more
+    order = json.loads(data)
     for descriptor in (1, 2):
         os.dup2(output, descriptor)
     os.close(output)
@@ -123,11 +105,11 @@ def _become(connection: socket.socket) -> None:
 def _run(address: str, arguments: list[str]) -> int:
     """Represent the fork: return its status. The fork dies when this process is killed."""
     order = {"arguments": arguments, "environment": dict(os.environ)}
-    data = json.dumps(order).encode()
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(address)
-        socket.send_fds(connection, [_LENGTH.pack(len(data))], [sys.stdout.fileno()])
-        connection.sendall(data)
+        socket.send_fds(connection, [b" "], [sys.stdout.fileno()])
+        connection.sendall(json.dumps(order).encode())
+        connection.shutdown(socket.SHUT_WR)
         status = b""
         # Over only when the fork is gone, with all that it held.
         with contextlib.suppress(ConnectionResetError):

@@ -32,20 +32,13 @@ def main(orders: Orders) -> None:
     contender = contenders.load(orders.contender)
     contender.prepare()
     life = environment.restart_count
-    result: dict[str, Any]
-    if life == 0:
-        result = _save_life(contender, environment, orders)
-    else:
-        result = _restore_life(contender, environment, orders)
-    result["peak_rss_bytes"] = _peak_rss_bytes()
+    site = _site(environment, orders)
+    result = _save_life(contender, site, orders) if life == 0 else _restore(contender, site, orders)
+    # Linux gives kibibytes; pages of mapped ramdisk files count as well.
+    result["peak_rss_bytes"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     orders.result_path(life, environment.process_index).write_text(json.dumps(result))
     multihost_utils.sync_global_devices("end of life")
     jax.distributed.shutdown()
-
-
-def _peak_rss_bytes() -> int:
-    # Linux gives kibibytes; pages of mapped ramdisk files count as well.
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def _site(environment: JobEnvironment, orders: Orders) -> contenders.Site:
@@ -62,22 +55,22 @@ def _site(environment: JobEnvironment, orders: Orders) -> contenders.Site:
 
 
 def _save_life(
-    contender: contenders.Contender, environment: JobEnvironment, orders: Orders
+    contender: contenders.Contender, site: contenders.Site, orders: Orders
 ) -> dict[str, Any]:
-    """Saves of the state of a running training."""
-    site = _site(environment, orders)
+    """Save the state of a running training."""
     state = model.first_state(site.abstract_state)
     session = contender.open_session(site)
-    if orders.tier == contenders.RAM:
-        return _save_to_ram(session, site, orders, state)
-    return _save_to_storage(session, state)
+    session.start_fresh()
+    if site.tier == contenders.RAM:
+        result = _save_to_ram(session, site, orders, state)
+    else:
+        result = _save_to_storage(session, state)
+    session.close()
+    return result
 
 
 def _save_to_ram(
-    session: contenders.Session,
-    site: contenders.Site,
-    orders: Orders,
-    state: PyTree,
+    session: contenders.Session, site: contenders.Site, orders: Orders, state: PyTree
 ) -> dict[str, Any]:
     """Do one warm-up save, the timed saves, as many saves of a state that is being computed, and
     a save whose state is donated while it runs.
@@ -85,7 +78,6 @@ def _save_to_ram(
     The timed saves do not share the cores with training, as on an accelerator's host. The last
     save shares them with a training step; the next lives must find it intact.
     """
-    session.start_fresh()
     saves, step = [], 0
     for _ in range(1 + orders.shape.timed_saves):
         state, step = _train(state, step)
@@ -99,7 +91,6 @@ def _save_to_ram(
     with PeakWatch(site.local_dir) as peak:
         donated = _donating_save(session, step, state)
     multihost_utils.sync_global_devices("all saved")
-    session.close()
     return {
         "warm_up": saves[0],
         "saves": saves[1:],
@@ -112,16 +103,13 @@ def _save_to_ram(
 
 
 def _save_to_storage(session: contenders.Session, state: PyTree) -> dict[str, Any]:
-    session.start_fresh()
     saves, step = [], 0
     for _ in range(STORAGE_SAVES):
         # What others have left to be written to the disk must not slow this save down.
         os.sync()
         state, step = _train(state, step)
         saves.append(_timed_save(session, step, state))
-    result = {"saves": saves, "step": step, "digests": model.digests(state)}
-    session.close()
-    return result
+    return {"saves": saves, "step": step, "digests": model.digests(state)}
 
 
 def _train(state: PyTree, step: int) -> tuple[PyTree, int]:
@@ -166,8 +154,8 @@ def _computed_save(
     session.wait()
     # All begin the next steps together.
     multihost_utils.sync_global_devices(f"published {step}")
-    times = {"start_s": start, "returned_s": returned, "ready_s": contenders.ready_wait_s(session)}
-    return state, step, times
+    ready_s = getattr(session, "ready_s", None)
+    return state, step, {"start_s": start, "returned_s": returned, "ready_s": ready_s}
 
 
 def _donating_save(session: contenders.Session, step: int, state: PyTree) -> dict[str, float]:
@@ -179,11 +167,10 @@ def _donating_save(session: contenders.Session, step: int, state: PyTree) -> dic
     return {"start_s": start, "returned_s": returned, "published_s": time.monotonic()}
 
 
-def _restore_life(
-    contender: contenders.Contender, environment: JobEnvironment, orders: Orders
+def _restore(
+    contender: contenders.Contender, site: contenders.Site, orders: Orders
 ) -> dict[str, Any]:
     """Time a restore, from building the checkpointer to values on devices; check each shard."""
-    site = _site(environment, orders)
     expected = json.loads(Path(orders.expected_path).read_text())
     read_all = model.reader(site.abstract_state)
     # Also sets up JAX's own collectives, which are part of its start and not of a restore.

@@ -6,12 +6,11 @@ All contenders run the same job with the same state, in turn and in fresh proces
 rounds: one process per host on loopback, a ramdisk directory per host, one directory as storage. In
 a round a contender saves to RAM and to storage and all processes end; then, for each loss, fresh
 processes restore and compare every shard bit for bit. The machine's own limits are measured as
-well. Writes compare.json and compare.png. benchmarks/README.md explains each row.
+well. Writes compare.json. benchmarks/README.md explains each row.
 """
 
 import argparse
 import dataclasses
-import json
 import sys
 import tempfile
 import time
@@ -20,66 +19,49 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import ROOT
-from benchmarks.common import limits, machine, plain_readers, warm
-from benchmarks.common.arguments import above_0, parse_with_quick, positive, some_of, words
+from benchmarks.common import limits, machine, program, warm
 from benchmarks.common.contenders import MODULES
-from benchmarks.common.job import LOST_SLICE, SCENARIOS, Shape, parse_job
-from benchmarks.common.lives import IMPORTED_BY_ALL, Place, RoundFailed, run_round
-from benchmarks.compare import plot, report, targets
+from benchmarks.common.job import SCENARIOS, Shape, parse_job
+from benchmarks.common.lives import IMPORTED_BY_ALL, Place, RoundFailed, require_room, run_round
+from benchmarks.common.program import above_0, positive, some_of
+from benchmarks.compare import report, targets
 
 BASE = targets.OURS
-JOBS = ("2x1x1024", "2x2x512", "4x1x256", "2x1x125/2000")
+JOBS = "2x1x1024,2x2x512,4x1x256,2x1x125/2000"
 _QUICK = {
     "jobs": "2x1x64",
-    "rounds": 1,
-    "saves": 2,
+    "rounds": "1",
+    "saves": "2",
     "restores": "slice,storage",
-    "limits_mib": 64,
+    "limits_mib": "64",
 }
-# The most that a contender keeps of each slice's state at one time, one of it set aside.
-_COPIES_ON_RAMDISK = 4
-_COPIES_IN_PROCESS = 3
 
 
 def main(arguments: list[str] | None = None) -> int:
     parser = _parser()
-    options = parse_with_quick(parser, arguments, _QUICK)
+    options = program.parse_with_quick(parser, arguments, _QUICK)
     try:
-        options.out.mkdir(parents=True, exist_ok=True)
         shapes = [parse_job(job, options.saves) for job in options.jobs]
-        one_bytes = max(shape.slices * shape.state_bytes for shape in shapes)
-        machine.require_room(
-            options.ramdisk,
-            _COPIES_ON_RAMDISK * one_bytes,
-            (_COPIES_ON_RAMDISK + _COPIES_IN_PROCESS) * one_bytes,
-        )
+        require_room(options.ramdisk, shapes)
     except (ValueError, OSError) as error:
         parser.error(str(error))
     about = machine.facts()
-    measured = measure(options, shapes)
+    with warm.started(IMPORTED_BY_ALL, ROOT) as address:
+        place = Place(options.ramdisk, options.storage, options.timeout_s, warm=address)
+        measured = _measure(options, shapes, place)
     jobs = [(shape, _summaries(measured, shape)) for shape in shapes]
-    rates = report.limit_medians(measured.limits_gb_per_s)
-    found = targets.targets(jobs, rates)
-    print(_text(about, measured, jobs, found))
-    document = _document(options, about, measured, jobs, found)
-    (options.out / "compare.json").write_text(json.dumps(document, indent=1) + "\n")
-    plot.draw(jobs, options.out / "compare.png")
-    print(f"\nWritten to {options.out / 'compare.json'} and compare.png")
+    found = targets.targets(jobs, report.limit_medians(measured.limits_gb_per_s))
+    text, document = _text(about, measured, jobs, found), _document(measured, jobs, found)
+    program.publish(options, "compare", about, text, document)
     return 1 if measured.failures else 0
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="benchmarks.compare", description=(__doc__ or "").partition("\n")[0]
-    )
+    parser = program.new_parser("compare", __doc__, job_timeout_s=600.0)
     parser.add_argument(
-        "--quick", action="store_true",
-        help=" ".join(f"--{name.replace('_', '-')} {value}" for name, value in _QUICK.items()),
-    )  # fmt: skip
-    parser.add_argument(
-        "--jobs", type=words, default=list(JOBS),
+        "--jobs", type=program.words, default=JOBS,
         help="SLICESxHOSTSxMIB of state, in 16 leaves or in as many as follow a slash;"
-        f" with commas (default {','.join(JOBS)})",
+        f" with commas (default {JOBS})",
     )  # fmt: skip
     parser.add_argument("--rounds", type=positive, default=3)
     parser.add_argument(
@@ -94,25 +76,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--contenders", type=some_of(MODULES), default=list(MODULES), help=f"of {','.join(MODULES)}"
     )
-    parser.add_argument("--out", type=Path, default=Path("bench_out"))
-    parser.add_argument(
-        "--ramdisk",
-        type=Path,
-        default=Path("/dev/shm"),
-        help="tmpfs in which each host's ramdisk is made",
-    )
     parser.add_argument(
         "--storage", type=Path, default=Path(tempfile.gettempdir()),
         help="directory in which the persistent tier is made and removed",
     )  # fmt: skip
     parser.add_argument(
-        "--limits-mib",
-        type=positive,
-        default=256,
-        help="MiB moved to measure the limits",
+        "--limits-mib", type=positive, default=256, help="MiB moved to measure the limits"
     )
-    parser.add_argument("--timeout-s", type=above_0, default=600.0, help="for each life of a job")
-    parser.add_argument("--date", help="date to record in the JSON")
     return parser
 
 
@@ -124,14 +94,8 @@ class Measured:
     failures: list[str]
 
 
-def measure(options: argparse.Namespace, shapes: Sequence[Shape]) -> Measured:
-    """Run all rounds of all jobs in sequence. The failure of a contender does not end the run."""
-    with warm.started(IMPORTED_BY_ALL, (ROOT,)) as address:
-        place = Place(options.ramdisk, options.storage, options.timeout_s, warm=address)
-        return _measure(options, shapes, place)
-
-
 def _measure(options: argparse.Namespace, shapes: Sequence[Shape], place: Place) -> Measured:
+    """Run all rounds of all jobs in sequence. The failure of a contender does not end the run."""
     measured = Measured(
         {(shape.name, name): [] for shape in shapes for name in options.contenders},
         [],
@@ -143,16 +107,13 @@ def _measure(options: argparse.Namespace, shapes: Sequence[Shape], place: Place)
         print(f"round {number + 1} of {options.rounds}: limits", file=sys.stderr)
         measured.limits_gb_per_s.append(
             limits.measure(options.ramdisk, options.storage, options.limits_mib * 2**20)
-            | plain_readers.measure(options.storage, options.limits_mib * 2**20)
         )
         for shape in shapes:
             start_s = time.monotonic()
             if number and start_s - began_s + longest_s[shape.name] > 60 * options.minutes:
                 print(f"round {number + 1}: no time for {shape.name}", file=sys.stderr)
                 continue
-            # Nobody is always first, nor always after the same other.
-            turn = number % len(options.contenders)
-            for name in options.contenders[turn:] + options.contenders[:turn]:
+            for name in program.in_turn(options.contenders, number):
                 print(f"round {number + 1}: {shape.name}, {name}", file=sys.stderr)
                 try:
                     round_ = run_round(name, shape, place, options.restores)
@@ -179,7 +140,7 @@ def _text(
     jobs: Sequence[tuple[Shape, dict[str, dict[str, Any]]]],
     found: Sequence[targets.Target],
 ) -> str:
-    lines = [f"{about['cores']} cores, {about['cpu']}, {about['memory']}"]
+    lines = [machine.text(about)]
     for shape, summaries in jobs:
         rounds = {name: len(measured.rounds[shape.name, name]) for name in summaries}
         lines += [
@@ -193,27 +154,20 @@ def _text(
         ]
     lines += ["", report.limits_table(measured.limits_gb_per_s), "", targets.table(found)]
     lines += [f"\nFailed: {failure}" for failure in measured.failures]
-    if (load := about["load_average_at_start"]) > machine.IDLE_LOAD:
-        lines += ["", f"Not an idle machine (load average {load:.1f} at start): do not publish."]
     return "\n".join(lines)
 
 
 def _document(
-    options: argparse.Namespace,
-    about: dict[str, Any],
     measured: Measured,
     jobs: Sequence[tuple[Shape, dict[str, dict[str, Any]]]],
     found: Sequence[targets.Target],
 ) -> dict[str, Any]:
     return {
-        "schema_version": 2,
-        "date": options.date,
-        "machine": about,
         "limits_gb_per_s": measured.limits_gb_per_s,
         "jobs": [
             {
                 "job": dataclasses.asdict(shape)
-                | {"state_bytes": shape.state_bytes, "lost_slice": LOST_SLICE},
+                | {"name": shape.name, "state_bytes": shape.state_bytes},
                 "contenders": {
                     name: {"summary": summary, "rounds": measured.rounds[shape.name, name]}
                     for name, summary in summaries.items()

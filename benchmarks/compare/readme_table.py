@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from benchmarks.common import machine
 from benchmarks.common.tables import markdown, number
 from benchmarks.compare import report, targets
 
@@ -16,17 +17,12 @@ _NOTE = (
     " computing are waited for as well, as the next step would do without a save; Orbax's managers"
     " do not tell that wait."
 )
-_ROWS = {
-    "stall": "stall: in save, arrays ready",
-    "computed": "in save, arrays being computed",
-    "ready": "of it, wait for the arrays",
-    "published": "until published in RAM",
-    "restore_nothing_lost": "restore, nothing lost",
-    "restore_lost_slice": "restore, one slice lost",
-    "restore_lost_halves": "restore, half-lost slices",
-    "storage_save": "save to storage",
-    "storage_restore": "restore from storage",
-}
+_ROWS = (
+    *("stall", "computed", "ready", "published"),
+    *("restore_nothing_lost", "restore_lost_slice", "restore_lost_halves"),
+    *("storage_save", "storage_restore"),
+)
+_TITLES = {measure.key: measure.title for measure in report.MEASURES}
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -60,7 +56,7 @@ def summary(document: Mapping[str, Any]) -> str:
     job = document["jobs"][0]
     names = list(job["contenders"])
     shape = job["job"]
-    rows = [row[1:] for row in _rows(job, names) if row[1] != _ROWS["ready"]]
+    rows = [row[1:] for row in _rows(job, names) if row[1] != _TITLES["ready"]]
     return "\n".join(
         [
             f"{_about(document)} A state of {shape['state_bytes'] / 2**30:g} GiB on"
@@ -74,9 +70,8 @@ def summary(document: Mapping[str, Any]) -> str:
 
 def _about(document: Mapping[str, Any]) -> str:
     about = document["machine"]
-    when = f", {document['date']}" if document["date"] else ""
     commit = f", commit {about['commit']}" if about.get("commit") else ""
-    return f"{about['cores']} cores, {about['cpu']}, {about['memory']}{when}{commit}."
+    return f"{machine.text(about)}, {document['date']}{commit}."
 
 
 def section(document: Mapping[str, Any]) -> str:
@@ -100,17 +95,15 @@ def section(document: Mapping[str, Any]) -> str:
 
 
 def _rows(job: Mapping[str, Any], names: list[str]) -> Iterator[list[str]]:
-    shape = job["job"]
-    mib = shape["state_bytes"] / 2**20
-    title = f"{shape['slices']}x{shape['hosts_per_slice']}x{mib:g}/{shape['leaves']}"
-    for key, row in _ROWS.items():
+    for key in _ROWS:
         medians = {
             name: contender["summary"][key]["median"]
             for name, contender in job["contenders"].items()
         }
         if any(value is not None for value in medians.values()):
             ours = medians.get(targets.OURS)
-            yield [title, row, *(_cell(medians.get(name), ours, name) for name in names)]
+            cells = [_cell(medians.get(name), ours, name) for name in names]
+            yield [job["job"]["name"], _TITLES[key], *cells]
 
 
 def _cell(seconds: float | None, ours_s: float | None, name: str) -> str:

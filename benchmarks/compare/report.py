@@ -2,8 +2,8 @@
 
 import contextlib
 import dataclasses
-import statistics
 from collections.abc import Callable, Mapping, Sequence
+from statistics import median
 from typing import Any
 
 from benchmarks.common.contenders import RAM, STORAGE
@@ -22,6 +22,8 @@ class NotMeasured(Exception):
 Pick = Callable[[Mapping[str, Any]], Sequence[Mapping[str, Any]]]
 """Function that returns the saves of one process from its results."""
 
+_UNITS = {"s": 1.0, "ms": 1e-3, "MiB": 2**20, "x": 1.0}
+
 
 @dataclasses.dataclass(frozen=True)
 class Measure:
@@ -30,10 +32,8 @@ class Measure:
     key: str
     title: str
     unit: str
-    per_unit: float
-    """Amount of the measured quantity (seconds, bytes) in one ``unit``."""
     of_round: Callable[[Round], float]
-    """Function that returns the value of one round. Raises NotMeasured."""
+    """Function that returns the value of one round, in s, bytes or times. Raises NotMeasured."""
     scenario: str | None = None
     """The loss before the measured restore, which a contender may refuse; None for a save."""
 
@@ -116,7 +116,7 @@ def _restored(round_: Round, scenario: str) -> Sequence[Mapping[str, Any]]:
 
 
 def _peak_rss(round_: Round, tier: str) -> float:
-    """Return it as a multiple of the state on the devices of one host."""
+    """Return the largest resident set over the state on the devices of one host."""
     most_bytes = max(_tier(result, tier)["peak_rss_bytes"] for result in round_["save"])
     return most_bytes / round_["host_bytes"]
 
@@ -129,68 +129,60 @@ def _peak_rss_restoring(round_: Round) -> float:
     return most_bytes / round_["host_bytes"]
 
 
-def _first_over_later(round_: Round) -> float:
-    return published_s(round_, _one("warm_up"))[0] / statistics.median(published_s(round_))
+def _first_published_s(round_: Round) -> float:
+    return published_s(round_, _one("warm_up"))[0]
 
 
 def _restore(key: str, title: str, scenario: str, end: str = "restored_s") -> Measure:
-    return Measure(key, title, "s", 1.0, lambda r: restore_s(r, scenario, end), scenario)
+    return Measure(key, title, "s", lambda r: restore_s(r, scenario, end), scenario)
 
 
 def _received(key: str, title: str, scenario: str) -> Measure:
-    return Measure(
-        key, title, "MiB", _MIB, lambda r: _over_loopback(_restored(r, scenario)), scenario
-    )
+    return Measure(key, title, "MiB", lambda r: _over_loopback(_restored(r, scenario)), scenario)
 
-
-_MIB = float(2**20)
 
 MEASURES = (
-    Measure("stall", "stall: in save, arrays ready, median", "ms", 1e-3,
-            lambda r: statistics.median(stalls_s(r))),
-    Measure("stall_worst", "stall: in save, arrays ready, worst", "ms", 1e-3,
+    Measure("stall", "stall: in save, arrays ready", "ms", lambda r: median(stalls_s(r))),
+    Measure("stall_worst", "stall: in save, arrays ready, worst", "ms",
             lambda r: max(stalls_s(r))),
-    Measure("computed", "in save, arrays being computed", "ms", 1e-3,
-            lambda r: statistics.median(stalls_s(r, _computed))),
-    Measure("ready", "of it, wait for the arrays (no stall)", "ms", 1e-3,
-            lambda r: statistics.median(ready_s(r))),
-    Measure("published", "until published in RAM", "s", 1.0,
-            lambda r: statistics.median(published_s(r))),
-    Measure("published_worst", "until published in RAM, worst", "s", 1.0,
+    Measure("computed", "in save, arrays being computed", "ms",
+            lambda r: median(stalls_s(r, _computed))),
+    Measure("ready", "of it, wait for the arrays", "ms", lambda r: median(ready_s(r))),
+    Measure("published", "until published in RAM", "s", lambda r: median(published_s(r))),
+    Measure("published_worst", "until published in RAM, worst", "s",
             lambda r: max(published_s(r))),
-    Measure("published_first", "until published, first save", "s", 1.0,
-            lambda r: published_s(r, _one("warm_up"))[0]),
-    Measure("first_over_later", "first save over later ones", "x", 1.0, _first_over_later),
-    Measure("published_training", "save, a donating step, wait, total", "s", 1.0,
+    Measure("published_first", "until published, first save", "s", _first_published_s),
+    Measure("first_over_later", "first save over later ones", "x",
+            lambda r: _first_published_s(r) / median(published_s(r))),
+    Measure("published_training", "save, a donating step, wait, total", "s",
             lambda r: published_s(r, _one("donated"))[0]),
-    Measure("save_cpu", "CPU time of a save per GiB of state", "s", 1.0,
-            lambda r: statistics.median(cpu_s_per_gib(r))),
-    Measure("save_received", "between processes, one save", "MiB", _MIB,
-            lambda r: statistics.median(map(_over_loopback, _events(r, _timed)))),
+    Measure("save_cpu", "CPU time of a save per GiB of state", "s",
+            lambda r: median(cpu_s_per_gib(r))),
+    Measure("save_received", "between processes, one save", "MiB",
+            lambda r: median(map(_over_loopback, _events(r, _timed)))),
     _restore("restore_nothing_lost", "restore, nothing lost", NOTHING_LOST),
-    _restore("restore_lost_slice", "restore, one slice's ramdisks lost", SLICE_LOST),
+    _restore("restore_lost_slice", "restore, one slice lost", SLICE_LOST),
     _restore("restore_and_read", "restore and read once, one slice lost", SLICE_LOST, "read_s"),
-    _restore("restore_lost_halves", "restore, each slice lost another host", HALVES_LOST),
+    _restore("restore_lost_halves", "restore, half-lost slices", HALVES_LOST),
     _received("received_nothing_lost", "between processes, nothing lost", NOTHING_LOST),
     _received("received_lost_slice", "between processes, one slice lost", SLICE_LOST),
     _received("received_lost_halves", "between processes, half-lost slices", HALVES_LOST),
-    Measure("storage_stall", "save to storage, stall", "ms", 1e-3,
+    Measure("storage_stall", "save to storage, stall", "ms",
             lambda r: stalls_s(r, _last_stored)[0]),
-    Measure("storage_save", "save to storage, until whole", "s", 1.0,
-            lambda r: published_s(r, _last_stored)[0]),
-    Measure("storage_cpu", "CPU time of a save to storage per GiB of state", "s", 1.0,
+    Measure("storage_save", "save to storage", "s", lambda r: published_s(r, _last_stored)[0]),
+    Measure("storage_cpu", "CPU time of a save to storage per GiB of state", "s",
             lambda r: cpu_s_per_gib(r, _last_stored)[0]),
-    _restore("storage_restore", "restore from storage, ramdisks empty", FROM_STORAGE),
+    _restore("storage_restore", "restore from storage", FROM_STORAGE),
     _received("received_storage", "between processes, from storage", FROM_STORAGE),
-    Measure("ramdisk", "RAM on ramdisks after saves, all hosts", "MiB", _MIB,
+    Measure("ramdisk", "RAM on ramdisks after saves, all hosts", "MiB",
             lambda r: sum(_tier(result, RAM)["ramdisk_bytes"] for result in r["save"])),
-    Measure("ramdisk_peak", "RAM on ramdisks during a save, all hosts", "MiB", _MIB,
+    Measure("ramdisk_peak", "RAM on ramdisks during a save, all hosts", "MiB",
             lambda r: sum(_tier(result, RAM)["peak_ramdisk_bytes"] for result in r["save"])),
-    Measure("rss_save", "largest process while saving to RAM, over its state", "x", 1.0,
+    Measure("rss_save", "largest process while saving to RAM, over its state", "x",
             lambda r: _peak_rss(r, RAM)),
-    Measure("rss_storage", "largest process until saved to storage, over its state", "x", 1.0,
+    Measure("rss_storage", "largest process until saved to storage, over its state", "x",
             lambda r: _peak_rss(r, STORAGE)),
-    Measure("rss_restore", "largest process while restoring, over its state", "x", 1.0,
+    Measure("rss_restore", "largest process while restoring, over its state", "x",
             _peak_rss_restoring),
 )  # fmt: skip
 
@@ -251,7 +243,7 @@ def table(summaries: Mapping[str, Mapping[str, Any]], base: str) -> str:
         rows.append(
             [
                 f"{measure.title}, {measure.unit}",
-                *(_cell(summary, measure.per_unit) for summary in found.values()),
+                *(_cell(summary, _UNITS[measure.unit]) for summary in found.values()),
                 *(_times(ratio[measure.key]) for ratio in compared.values()),
             ]
         )
@@ -266,7 +258,7 @@ def _cell(summary: Mapping[str, Any], per_unit: float) -> str:
 
 def limit_medians(rounds: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Return the GB/s of each limit, median over the rounds."""
-    return {name: statistics.median(r[name] for r in rounds) for name in rounds[0]}
+    return {name: median(r[name] for r in rounds) for name in rounds[0]}
 
 
 def limits_table(rounds: Sequence[Mapping[str, float]]) -> str:
@@ -275,18 +267,13 @@ def limits_table(rounds: Sequence[Mapping[str, float]]) -> str:
     return markdown([["limit of this machine", "GB/s"], *rows])
 
 
-def median(values: Sequence[float]) -> float:
-    """Return the median of at least one value."""
-    return statistics.median(values)
-
-
 def _spread(values: Sequence[float]) -> dict[str, float]:
-    return {"median": statistics.median(values), "min": min(values), "max": max(values)}
+    return {"median": median(values), "min": min(values), "max": max(values)}
 
 
 def _range(spread: Mapping[str, float], per_unit: float) -> str:
-    median, least, most = (number(spread[k] / per_unit) for k in ("median", "min", "max"))
-    return median if least == most else f"{median} ({least} to {most})"
+    middle, least, most = (number(spread[k] / per_unit) for k in ("median", "min", "max"))
+    return middle if least == most else f"{middle} ({least} to {most})"
 
 
 def _times(ratio: float | None) -> str:

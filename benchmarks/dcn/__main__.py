@@ -12,36 +12,31 @@ benchmarks/README.md explains the measurements.
 
 import argparse
 import dataclasses
-import json
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import machine
-from benchmarks.common.arguments import above_0, parse_with_quick, positive, positives, some_of
-from benchmarks.common.job import SLICE_LOST, Shape, plan_shape
-from benchmarks.common.lives import Place, RoundFailed, run_round
+from benchmarks.common import machine, program
+from benchmarks.common.job import SLICE_LOST, Shape, parse_job
+from benchmarks.common.lives import Place, RoundFailed, require_room, run_round
+from benchmarks.common.program import above_0, positive, positives, some_of
 from benchmarks.dcn import links, report
 from benchmarks.dcn.enter import host_name
 
 NOT_POSSIBLE = 77
 _ENTER = Path(__file__).with_name("enter.py")
 _CONTENDERS = ("ours", "orbax-emergency", "orbax-p2p")
-_QUICK: dict[str, Any] = {"slices": [2, 4], "mib": 16, "rounds": 1}
-_COPIES_ON_RAMDISK = 4
-_COPIES_IN_PROCESS = 3
+_QUICK = {"slices": "2,4", "mib": "16", "rounds": "1"}
 
 
 def main(arguments: list[str] | None = None) -> int:
     parser = _parser()
-    options = parse_with_quick(parser, arguments, _QUICK)
+    options = program.parse_with_quick(parser, arguments, _QUICK)
     try:
-        shapes = [plan_shape(n, 1, options.mib, options.leaves, 1) for n in options.slices]
-        one_bytes = max(shape.slices * shape.state_bytes for shape in shapes)
-        in_all = _COPIES_ON_RAMDISK + _COPIES_IN_PROCESS
-        machine.require_room(options.ramdisk, _COPIES_ON_RAMDISK * one_bytes, in_all * one_bytes)
+        shapes = [parse_job(f"{slices}x1x{options.mib}", 1) for slices in options.slices]
+        require_room(options.ramdisk, shapes)
     except (ValueError, OSError) as error:
         parser.error(str(error))
     about = machine.facts()
@@ -53,31 +48,19 @@ def main(arguments: list[str] | None = None) -> int:
     except RoundFailed as failure:
         print(f"dcn: {failure}", file=sys.stderr)
         return 1
-    print(_text(options, about, rows, delay_ms))
-    options.out.mkdir(parents=True, exist_ok=True)
     document = {
-        "schema_version": 1,
-        "date": options.date,
-        "machine": about,
         "link": {"mbit": options.mbit, "delay_ms": delay_ms, "slowest": options.slowest},
         "state_bytes": shapes[0].state_bytes,
         "rows": [dataclasses.asdict(row) for row in rows],
     }
-    (options.out / "dcn.json").write_text(json.dumps(document, indent=1) + "\n")
-    print(f"\nWritten to {options.out / 'dcn.json'}")
+    program.publish(options, "dcn", about, _text(options, about, rows, delay_ms), document)
     return 0
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="benchmarks.dcn", description=(__doc__ or "").partition("\n")[0]
-    )
-    parser.add_argument(
-        "--quick", action="store_true", help="--slices 2,4 --mib 16 --rounds 1: about two minutes"
-    )
+    parser = program.new_parser("dcn", __doc__, job_timeout_s=600.0)
     parser.add_argument("--slices", type=positives, default=[2, 4, 8], help="with commas")
     parser.add_argument("--mib", type=positive, default=64, help="state of a host, all of a slice")
-    parser.add_argument("--leaves", type=positive, default=16)
     parser.add_argument(
         "--mbit", type=above_0, default=500.0,
         help="rate of each direction of each link; 500 is 1/400 of 25 GB/s",
@@ -93,10 +76,6 @@ def _parser() -> argparse.ArgumentParser:
         "--contenders", type=some_of(_CONTENDERS),
         default=["ours", "orbax-emergency"], help=f"of {','.join(_CONTENDERS)}",
     )  # fmt: skip
-    parser.add_argument("--out", type=Path, default=Path("bench_out"))
-    parser.add_argument("--ramdisk", type=Path, default=Path("/dev/shm"))
-    parser.add_argument("--timeout-s", type=above_0, default=600.0, help="for each life of a job")
-    parser.add_argument("--date", help="date to record in the JSON")
     return parser
 
 
@@ -108,8 +87,7 @@ def _measure(
     delay_ms = 0.0
     for number in range(options.rounds):
         for shape in shapes:
-            turn = number % len(options.contenders)
-            for name in options.contenders[turn:] + options.contenders[:turn]:
+            for name in program.in_turn(options.contenders, number):
                 print(f"round {number + 1}: {shape.slices} slices, {name}", file=sys.stderr)
                 # New links for each, so that no queue or connection is left of the one before.
                 with links.linked_hosts(
@@ -152,7 +130,7 @@ def _text(
     lines = [
         f"{options.mib} MiB of state, one host a slice, links of {options.mbit:g} Mbit/s and"
         f" {delay_ms:g} ms each way, {options.rounds} rounds;"
-        f" {about['cores']} cores, {about['cpu']}, {about['memory']}",
+        f" {machine.text(about)}",
         "",
         report.table(rows, options.mib * 2**20 / (options.mbit * 1e6 / 8)),
     ]
@@ -160,8 +138,6 @@ def _text(
         lines += ["", f"The last host's link has {options.slowest:g} of the rate."]
     if delay_ms == 0:
         lines += ["", "This kernel has no netem: the links have their rate, but no delay."]
-    if (load := about["load_average_at_start"]) > machine.IDLE_LOAD:
-        lines += ["", f"Not an idle machine (load average {load:.1f} at start): do not publish."]
     return "\n".join(lines)
 
 

@@ -12,31 +12,24 @@ is measured first, in jobs without failures. benchmarks/README.md explains the r
 
 import argparse
 import dataclasses
-import json
 import math
-import os
 import random
-import shutil
 import sys
-import tempfile
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Collection, Sequence
 from typing import Any
 
-from benchmarks import ROOT
-from benchmarks.common import machine, tables
-from benchmarks.common.arguments import above_0, positive, some_of
-from benchmarks.minutes.worker import NOBODY, SAVING, STEPS, TRAINED
-from benchmarks.recovery import phases
-from emergency_ckpt.tools.launch.job import JobSpec
+from benchmarks.common import machine, program, tables
+from benchmarks.common.program import positive, some_of
+from benchmarks.recovery import launched, phases
 from examples.faults.faults import Fault, parse_fault
-from examples.faults.injection import FaultySupervisor
 
 CONTENDERS = ("ours", "orbax-emergency", "orbax")
 NEAREST, FARTHEST = 100, 300
 """Steps between two failures."""
 KINDS = ("kill=all", "kill=process:{process} lose-ram", "kill=slice:{slice} lose-ram")
 _MEASURED_EVERY = 10
+_STORED_EVERY = 50
+"""A contender with two tiers brings a save to storage as well about every so many steps."""
 _JAX = ("start", "join", "compile", "step")
 """The parts of a recovery that are those of Python and JAX; others: the launcher, the contender."""
 
@@ -50,7 +43,7 @@ class Outcome:
       seconds: from the first step's start to the end of the last step, over all lives.
       trained: steps, with those that were done again.
       lives: starts of the job.
-      parts: seconds of all recoveries together, by the keys of ``phases.NAMES``.
+      parts: seconds of all recoveries together, by the keys of ``phases.PARTS``.
       saving_s: seconds that process 0 of the last life spent in calls of ``save``.
     """
 
@@ -60,47 +53,33 @@ class Outcome:
     trained: int
     lives: int
     parts: dict[str, float]
-    saving_s: float = 0.0
-
-    @property
-    def of_jax_s(self) -> float:
-        """Return the part of the recoveries that belongs to Python and JAX."""
-        return sum(self.parts[key] for key in _JAX)
-
-    @property
-    def of_contender_s(self) -> float:
-        """Return the part that belongs to the checkpointer: its start, and the restore."""
-        return sum(self.parts[key] for key in phases.OURS)
+    saving_s: float
 
 
 def main(arguments: list[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
-    options.out = options.out.resolve()  # storage is named by its whole path
+    options.out = options.out.resolve()  # storage is there, and is named by its whole path
     options.out.mkdir(parents=True, exist_ok=True)
-    about, load = machine.facts(), os.getloadavg()[0]
+    about = machine.facts()
     faults = failures(options.seed, options.steps, options.slices)
-    undisturbed = _run(options, NOBODY, options.steps, _MEASURED_EVERY, ())
+    undisturbed = _run(options, phases.NOBODY, options.steps, _MEASURED_EVERY, ())
     step_s = undisturbed.seconds / options.steps
     outcomes = [undisturbed]
     few = min(options.steps, options.measured_steps)
     for name in options.contenders:
         # One after the other: this machine is not alike at all times.
-        without, measured = (_run(options, n, few, _MEASURED_EVERY, ()) for n in (NOBODY, name))
+        without = _run(options, phases.NOBODY, few, _MEASURED_EVERY, ())
+        measured = _run(options, name, few, _MEASURED_EVERY, ())
         saves = few / _MEASURED_EVERY
         # What is spent in ``save`` is the least that a save costs; the difference has its noise.
         cost_s = max(measured.saving_s, measured.seconds - without.seconds) / saves
         every = best_interval(cost_s, options.steps * step_s / (len(faults) + 1), step_s)
         outcomes.append(_run(options, name, options.steps, every, faults))
-    print(_text(options, about, load, faults, outcomes))
     document = {
-        "schema_version": 1,
-        "machine": about,
-        "load_average": load,
         "faults": [fault.text for fault in faults],
         "outcomes": [dataclasses.asdict(each) for each in outcomes],
     }
-    (options.out / "minutes.json").write_text(json.dumps(document, indent=1) + "\n")
-    print(f"\nWritten to {options.out / 'minutes.json'}")
+    program.publish(options, "minutes", about, _text(options, about, faults, outcomes), document)
     return 0
 
 
@@ -125,88 +104,75 @@ def _run(
     """Run one job to its end. RuntimeError, with the log, when it does not come there."""
     text = f"{name}: {steps} steps, a save every {every}, {len(faults)} failures"
     print(text, file=sys.stderr)
-    work = Path(tempfile.mkdtemp(prefix="eckpt-minutes-", dir=options.ramdisk))
-    try:
-        marks_dir, stored = work / "marks", Path(tempfile.mkdtemp(dir=options.out))
-        marks_dir.mkdir()
-        places = ["--marks-dir", str(marks_dir), "--dir", str(stored)]
-        job = ["--contender", name, "--steps", str(steps), "--every", str(every), *places]
-        spec = JobSpec(
-            command=(sys.executable, "-m", "benchmarks.minutes.worker", *job),
-            slices=options.slices,
-            hosts_per_slice=1,
-            devices_per_host=1,
-            local_root=work / "ram",
-            log_dir=work / "logs",
-            env={"PYTHONPATH": str(ROOT)},
-            max_restarts=len(faults),
-        )
-        result = FaultySupervisor(spec, faults).run(options.timeout_s)
-        shutil.rmtree(stored)
-        if result.error is not None:
-            raise RuntimeError(f"{text}: {result.error}")
-        events = [phases.Moment(each.time_s, each.name, each.life) for each in result.events]
-        marks = phases.read_marks(marks_dir)
-        moments = [*events, *(mark.moment for mark in marks)]
-        lives = len(result.lives)
-        parts = [phases.parts_of(moments, life) for life in range(1, lives)]
-        return Outcome(
-            name,
-            every,
-            phases.at(moments, TRAINED, lives - 1, max)
-            - phases.at(moments, phases.RESTORED, 0, max),
-            (work / STEPS).stat().st_size,
-            lives,
-            {key: sum(of_life[key] for of_life in parts) for key in phases.NAMES},
-            max(mark.spent_s.get(SAVING, 0.0) for mark in marks if mark.process == 0),
-        )
-    finally:
-        shutil.rmtree(work)
+    stored_every = every * max(1, round(_STORED_EVERY / every))
+    job = ["--contender", name, "--steps", str(steps)]
+    job += ["--every", str(every), "--stored-every", str(stored_every)]
+    marks = launched.run(
+        job,
+        layout=(options.slices, 1),
+        faults=faults,
+        ramdisk=options.ramdisk,
+        storage=options.out,
+        timeout_s=options.timeout_s,
+    )
+    last = max(mark.life for mark in marks)
+    recoveries = [phases.parts_of(marks, life) for life in range(1, last + 1)]
+    # Each life trains from the step that it restored to that of its failure; the last, to the end.
+    restored = {mark.life: mark.step for mark in marks if mark.name == phases.RESTORED}
+    ends = [*(fault.step for fault in faults), steps]
+    (trained,) = [m for m in marks if (m.name, m.process, m.life) == (phases.TRAINED, 0, last)]
+    return Outcome(
+        contender=name,
+        every=every,
+        seconds=phases.at(marks, phases.TRAINED, last) - phases.at(marks, phases.RESTORED, 0),
+        trained=sum(ends[life] - restored[life] for life in range(last + 1)),
+        lives=last + 1,
+        parts={key: sum(of_life[key] for of_life in recoveries) for key in phases.PARTS},
+        saving_s=trained.spent_s[phases.SAVING],
+    )
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="benchmarks.minutes", description=(__doc__ or "").partition("\n")[0]
-    )
+    parser = program.new_parser("minutes", __doc__, job_timeout_s=3600.0)
     parser.add_argument("--steps", type=positive, default=2000)
     parser.add_argument("--measured-steps", type=positive, default=300, help="for the cost")
     parser.add_argument("--slices", type=positive, default=2)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--contenders", type=some_of(CONTENDERS), default=list(CONTENDERS))
-    parser.add_argument("--out", type=Path, default=Path("bench_out"), help="storage is there too")
-    parser.add_argument("--ramdisk", type=Path, default=Path("/dev/shm"))
-    parser.add_argument("--timeout-s", type=above_0, default=3600.0, help="for each job")
     return parser
 
 
 def _text(
     options: argparse.Namespace,
     about: dict[str, Any],
-    load: float,
     faults: Sequence[Fault],
     outcomes: Sequence[Outcome],
 ) -> str:
     number, undisturbed = tables.number, outcomes[0]
-    rows = [["", *("undisturbed" if o is undisturbed else o.contender for o in outcomes)]]
-
-    def row(name: str, cells: Sequence[str]) -> None:
-        rows.append([name, "-" if name != "minutes" else cells[0], *cells[1:]])
-
-    row("minutes", [number(o.seconds / 60) for o in outcomes])
-    row("minutes more than undisturbed", [
-        number((o.seconds - undisturbed.seconds) / 60) for o in outcomes
-    ])  # fmt: skip
-    row("steps between saves", [str(o.every) for o in outcomes])
-    row("steps done again", [str(o.trained - options.steps) for o in outcomes])
-    row("recoveries, seconds together", [number(sum(o.parts.values())) for o in outcomes])
-    row("- of it Python and JAX", [number(o.of_jax_s) for o in outcomes])
-    row("- of it the checkpointer", [number(o.of_contender_s) for o in outcomes])
+    rows = [["", "undisturbed", *(outcome.contender for outcome in outcomes[1:])]]
+    rows.append(["minutes", *(number(outcome.seconds / 60) for outcome in outcomes)])
+    for title, cells in {
+        "minutes more than undisturbed": [
+            number((outcome.seconds - undisturbed.seconds) / 60) for outcome in outcomes[1:]
+        ],
+        "steps between saves": [str(outcome.every) for outcome in outcomes[1:]],
+        "steps done again": [str(outcome.trained - options.steps) for outcome in outcomes[1:]],
+        "recoveries, seconds together": _seconds_of(outcomes[1:], phases.PARTS),
+        "- of it Python and JAX": _seconds_of(outcomes[1:], _JAX),
+        "- of it the checkpointer": _seconds_of(outcomes[1:], phases.OURS),
+    }.items():
+        rows.append([title, "-", *cells])
     head = (
         f"{options.steps} steps, {len(faults)} failures (seed {options.seed}), {options.slices}"
-        f" slices of one process; {about['cores']} cores, {about['cpu']}, CPU devices;"
-        f" load average {load:.1f} at the start"
+        f" slices of one process; {machine.text(about)}, CPU devices;"
+        f" load average {about['load_average_at_start']:.1f} at the start"
     )
     return "\n".join([head, "", tables.markdown(rows)])
+
+
+def _seconds_of(outcomes: Sequence[Outcome], parts: Collection[str]) -> list[str]:
+    """Return the seconds of these parts of all recoveries of each job."""
+    return [tables.number(sum(outcome.parts[key] for key in parts)) for outcome in outcomes]
 
 
 if __name__ == "__main__":

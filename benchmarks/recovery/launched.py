@@ -1,56 +1,58 @@
-"""One recovery under `eckpt launch`: processes of this machine."""
+"""A job of ``benchmarks.recovery.worker`` under `eckpt launch`: processes of this machine."""
 
-import argparse
-import shutil
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from benchmarks import ROOT
-from benchmarks.recovery import phases
+from benchmarks.recovery.phases import Mark, read_marks
 from emergency_ckpt.tools.launch.job import JobSpec
-from examples.faults.faults import parse_fault
+from examples.faults.faults import Fault
 from examples.faults.injection import FaultySupervisor
 
 
-class Launcher:
-    """Runs jobs under `eckpt launch`."""
+def run(
+    worker: Sequence[str],
+    *,
+    layout: tuple[int, int],
+    faults: Sequence[Fault],
+    ramdisk: Path,
+    storage: Path,
+    timeout_s: float,
+    environ: Mapping[str, str] | None = None,
+) -> list[Mark]:
+    """Run one job to its end; return its events and the marks of its processes. Blocks.
 
-    def __init__(self, options: argparse.Namespace) -> None:
-        self._options = options
+    Args:
+      worker: the worker's arguments, without its places.
+      layout: number of slices, and of hosts of each.
+      faults: after each of them the job starts again.
+      ramdisk, storage: in which the hosts' ramdisks and the persistent directory are made and
+        removed.
 
-    def measure(
-        self, worker: Sequence[str], environ: Mapping[str, str], hosts: int | None = None
-    ) -> phases.Recovery:
-        """Run one job and return its recovery. RuntimeError, with the log, when it did not end.
-
-        ``hosts``: of each slice, where they are not those of the options.
-        """
-        options = self._options
-        work = Path(tempfile.mkdtemp(prefix="eckpt-recovery-", dir=options.ramdisk))
-        try:
-            for name in ("storage", "marks"):
-                (work / name).mkdir()
-            places = ["--dir", str(work / "storage"), "--marks-dir", str(work / "marks")]
-            spec = JobSpec(
-                command=(sys.executable, "-m", "benchmarks.recovery.worker", *worker, *places),
-                slices=options.slices,
-                hosts_per_slice=hosts or options.hosts_per_slice,
-                devices_per_host=1,
-                local_root=work / "ram",
-                log_dir=work / "logs",
-                env={"PYTHONPATH": str(ROOT), **environ},
-                max_restarts=1,
-            )
-            fault = parse_fault(f"step={phases.FAULT_STEP} kill=slice:0 lose-ram exact")
-            result = FaultySupervisor(spec, [fault]).run(options.timeout_s)
-            if result.error is not None:
-                raise RuntimeError(str(result.error))
-            events = [phases.Moment(each.time_s, each.name, each.life) for each in result.events]
-            return phases.recovery(events, phases.read_marks(work / "marks"))
-        finally:
-            shutil.rmtree(work)
-
-    def close(self) -> None:
-        """Do nothing: each job ended."""
+    Raises:
+      RuntimeError: the job did not come to its end; with the end of a log.
+    """
+    with (
+        tempfile.TemporaryDirectory(prefix="eckpt-recovery-", dir=ramdisk) as work,
+        tempfile.TemporaryDirectory(prefix="eckpt-recovery-", dir=storage) as stored,
+    ):
+        marks_dir = Path(work, "marks")
+        marks_dir.mkdir()
+        places = ["--marks-dir", str(marks_dir), "--dir", stored]
+        spec = JobSpec(
+            command=(sys.executable, "-m", "benchmarks.recovery.worker", *worker, *places),
+            slices=layout[0],
+            hosts_per_slice=layout[1],
+            devices_per_host=1,
+            local_root=Path(work, "ram"),
+            log_dir=Path(work, "logs"),
+            env={"PYTHONPATH": str(ROOT), **(environ or {})},
+            max_restarts=len(faults),
+        )
+        result = FaultySupervisor(spec, faults).run(timeout_s)
+        if result.error is not None:
+            raise RuntimeError(str(result.error))
+        events = [Mark(event.time_s, event.name, event.life) for event in result.events]
+        return [*events, *read_marks(marks_dir)]

@@ -7,66 +7,68 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
-FAULT_STEP, RESTORE_STEP, LAST_STEP = 13, 10, 15
+from benchmarks.common import tables
+
+FAULT_STEP, RESTORE_STEP, LAST_STEP, SAVE_EVERY = 13, 10, 15, 5
+NOBODY = "nobody"
+"""Name of the contender that saves nothing."""
+# In order. Each of our processes leaves these marks, the last one after its last step.
+IMPORTED, JOINED, DESCRIBED, OPENED, COMPILED, RESTORED, STEPPED, SAVING, SAVED, TRAINED = MARKS = (
+    "imported", "joined", "described", "opened", "compiled", "restored", "stepped",
+    "saving", "saved", "trained",
+)  # fmt: skip
 HELD = "held"
 """Mark of a process that waits at the fault's step, where no launcher holds it."""
 
-# In order. Each of our processes leaves the marks; the launcher leaves the other events.
-IMPORTED, JOINED, DESCRIBED, OPENED, COMPILED, RESTORED, STEPPED, SAVING, SAVED = MARKS = (
-    "imported", "joined", "described", "opened", "compiled", "restored", "stepped",
-    "saving", "saved",
-)  # fmt: skip
 
-NAMES = {
-    "notice": "noticing",
-    "stop": "stopping",
-    "start": "process start",
-    "join": "JAX start",
-    "describe": "shapes of the state",
-    "open": "checkpointer's start",
-    "compile": "compile",
-    "restore": "restore",
-    "step": "first step",
+class Part(NamedTuple):
+    """A part of a recovery, its owner, and the mark that ends it; "": an event of the job does."""
+
+    title: str
+    owner: str
+    end: str
+
+
+PARTS = {
+    "notice": Part("noticing", "launcher", ""),
+    "stop": Part("stopping", "launcher", ""),
+    "start": Part("process start", "Python, imports", IMPORTED),
+    "join": Part("JAX start", "JAX", JOINED),
+    "describe": Part("shapes of the state", "JAX", DESCRIBED),
+    "open": Part("checkpointer's start", "ours", OPENED),
+    "compile": Part("compile", "JAX", COMPILED),
+    "restore": Part("restore", "ours", RESTORED),
+    "step": Part("first step", "JAX", STEPPED),
 }
-SAVE = "first save"
-"""Some steps after the recovery, and no part of its time."""
 OURS = ("open", "restore")
 """The parts that are the checkpointer's."""
-_ENDS = {
-    "start": IMPORTED,
-    "join": JOINED,
-    "describe": DESCRIBED,
-    "open": OPENED,
-    "compile": COMPILED,
-    "restore": RESTORED,
-    "step": STEPPED,
-}
-
-
-@dataclass(frozen=True)
-class Moment:
-    """An event: its Unix time, its name, and its life of the job."""
-
-    time_s: float
-    name: str
-    life: int
+SAVE = "first save"
+"""Some steps after the recovery, and no part of its time."""
+_ENDS = {key: part.end for key, part in PARTS.items() if part.end}
 
 
 @dataclass(frozen=True)
 class Mark:
-    """A moment that a process reached.
+    """A moment of a job: what a process has passed, or an event of the launcher.
 
     Attributes:
+      time_s: Unix time.
       cpu_s: CPU time of the process until then.
       main_cpu_s: that of its main thread: neither JAX's service nor other threads of ours.
-      spent_s: seconds of the restore by the names of ``contenders.TellsParts``.
+      step: of RESTORED: the step that is there; 0: none was.
+      spent_s: of RESTORED: seconds of the restore by the parts of the event ``restore.phases``; of
+        TRAINED: those inside ``save``, as SAVING.
     """
 
-    moment: Moment
-    cpu_s: float
+    time_s: float
+    name: str
+    life: int
     process: int = 0
+    cpu_s: float = 0.0
     main_cpu_s: float = 0.0
+    step: int = 0
     spent_s: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
 
@@ -77,12 +79,15 @@ class MarkFile:
         self._path = directory / f"{process:05d}_{life}.jsonl"
         self._process, self._life = process, life
 
-    def add(self, name: str, spent_s: Mapping[str, float] | None = None) -> None:
+    def add(self, name: str, step: int = 0, spent_s: Mapping[str, float] | None = None) -> None:
         mark = Mark(
-            Moment(time.time(), name, self._life),
-            time.process_time(),
+            time.time(),
+            name,
+            self._life,
             self._process,
+            time.process_time(),
             time.thread_time(),
+            step,
             spent_s or {},
         )
         with self._path.open("a") as file:
@@ -92,8 +97,7 @@ class MarkFile:
 def read_marks(directory: Path) -> list[Mark]:
     """Return the marks of all processes and lives."""
     lines = [line for path in directory.iterdir() for line in path.read_text().splitlines()]
-    found = map(json.loads, lines)
-    return [Mark(**{**mark, "moment": Moment(**mark["moment"])}) for mark in found]
+    return [Mark(**json.loads(line)) for line in lines]
 
 
 @dataclass(frozen=True)
@@ -101,22 +105,23 @@ class Recovery:
     """The parts and costs of one recovery.
 
     Attributes:
-      parts: seconds, by the keys of ``NAMES``.
+      parts: seconds, by the keys of ``PARTS``.
       cpu_s: CPU time of all processes from their start to the first step. It depends less than
         ``parts`` on the machine's other load.
       save_s: the first save, from the call until the last process knows that it is complete.
       mean_cpu_s: CPU time of a process in each part that begins with its start, and ``SAVE``.
-      leader_cpu_s: the same of process 0. main_cpu_s: of its main thread alone.
+      leader_cpu_s: the same of process 0.
+      main_cpu_s: the same of process 0's main thread alone.
       spent_s: seconds of the restore at process 0, by the parts of ``restore.phases``.
     """
 
-    parts: dict[str, float]
+    parts: Mapping[str, float]
     cpu_s: float
-    save_s: float = 0.0
-    mean_cpu_s: dict[str, float] = dataclasses.field(default_factory=dict)
-    leader_cpu_s: dict[str, float] = dataclasses.field(default_factory=dict)
-    main_cpu_s: dict[str, float] = dataclasses.field(default_factory=dict)
-    spent_s: dict[str, float] = dataclasses.field(default_factory=dict)
+    save_s: float
+    mean_cpu_s: Mapping[str, float]
+    leader_cpu_s: Mapping[str, float]
+    main_cpu_s: Mapping[str, float]
+    spent_s: Mapping[str, float]
 
     @property
     def total_s(self) -> float:
@@ -129,82 +134,68 @@ class Recovery:
 
 
 def at(
-    moments: Iterable[Moment], name: str, life: int, choose: Callable[[list[float]], float]
+    marks: Iterable[Mark], name: str, life: int, choose: Callable[[list[float]], float] = max
 ) -> float:
-    """Return the time of an event of one life. ValueError when it is missing."""
-    times = [each.time_s for each in moments if (each.name, each.life) == (name, life)]
+    """Return the time of a mark or event of one life. ValueError when it is missing."""
+    times = [mark.time_s for mark in marks if (mark.name, mark.life) == (name, life)]
     if not times:
         raise ValueError(f"no event {name} in life {life}")
     return choose(times)
 
 
-def parts_of(moments: Sequence[Moment], life: int) -> dict[str, float]:
-    """Return the seconds of the recovery that began a ``life`` above 0, by the keys of ``NAMES``.
+def parts_of(marks: Sequence[Mark], life: int) -> dict[str, float]:
+    """Return the seconds of the recovery that began a ``life`` above 0, by the keys of ``PARTS``.
 
     A part of several processes ends with the last one. ValueError when an event is missing.
     """
-    fault_s = at(moments, "fault.fired", life - 1, min)
-    exits = [
-        each.time_s for each in moments if (each.name, each.life) == ("process.exited", life - 1)
-    ]
+    fault_s = at(marks, "fault.fired", life - 1, min)
+    exits = [m.time_s for m in marks if (m.name, m.life) == ("process.exited", life - 1)]
     noticed_s = min((time_s for time_s in exits if time_s >= fault_s), default=fault_s)
-    ended_s = at(moments, "life.ended", life - 1, max)
+    ended_s = at(marks, "life.ended", life - 1)
     parts, before_s = {"notice": noticed_s - fault_s, "stop": ended_s - noticed_s}, ended_s
     for key, name in _ENDS.items():
-        passed_s = at(moments, name, life, max)
+        passed_s = at(marks, name, life)
         parts[key], before_s = passed_s - before_s, passed_s
     return parts
 
 
-def recovery(events: Iterable[Moment], marks: Sequence[Mark]) -> Recovery:
-    """Return the parts of the one recovery. A part of several processes ends with the last one.
+def recovery(marks: Sequence[Mark]) -> Recovery:
+    """Return the parts of the one recovery, from all marks and events of its job.
 
-    ValueError when an event is missing.
+    RuntimeError when a process restored another step than the last save; ValueError when an event
+    is missing.
     """
-    found = [*events, *(mark.moment for mark in marks)]
-    parts = parts_of(found, 1)
-    begun = [mark for mark in marks if mark.moment.life == 1]
-    cpu_s = _cpu_s(begun, lambda mark: mark.cpu_s)
-    main_cpu_s = _cpu_s(begun, lambda mark: mark.main_cpu_s)
-    restored = [mark for mark in begun if (mark.moment.name, mark.process) == (RESTORED, 0)]
+    of_process: dict[int, dict[str, Mark]] = {}
+    for mark in marks:
+        if mark.life == 1 and mark.name in MARKS:
+            of_process.setdefault(mark.process, {})[mark.name] = mark
+    parts = parts_of(marks, 1)
+    for process, passed in of_process.items():
+        if passed[RESTORED].step != RESTORE_STEP:
+            raise RuntimeError(f"process {process} restored step {passed[RESTORED].step}")
+    cpu_s = [_by_part(passed, lambda mark: mark.cpu_s) for passed in of_process.values()]
+    leader = of_process[0]
     return Recovery(
-        parts,
-        sum(mark.cpu_s for mark in begun if mark.moment.name == STEPPED),
-        at(found, SAVED, 1, max) - at(found, SAVING, 1, max),
-        {key: statistics.fmean(each[key] for each in cpu_s.values()) for key in (*_ENDS, SAVE)},
-        cpu_s[0],
-        main_cpu_s[0],
-        dict(restored[0].spent_s) if restored else {},
+        parts=parts,
+        cpu_s=sum(passed[STEPPED].cpu_s for passed in of_process.values()),
+        save_s=at(marks, SAVED, 1) - at(marks, SAVING, 1),
+        mean_cpu_s={key: statistics.fmean(each[key] for each in cpu_s) for key in cpu_s[0]},
+        leader_cpu_s=_by_part(leader, lambda mark: mark.cpu_s),
+        main_cpu_s=_by_part(leader, lambda mark: mark.main_cpu_s),
+        spent_s=leader[RESTORED].spent_s,
     )
 
 
-def _cpu_s(marks: Iterable[Mark], until_s: Callable[[Mark], float]) -> dict[int, dict[str, float]]:
-    """Return the CPU time of each process of a life in each part. ``until_s``: until a mark."""
-    until: dict[int, dict[str, float]] = {}
-    for mark in marks:
-        until.setdefault(mark.process, {})[mark.moment.name] = until_s(mark)
-    found: dict[int, dict[str, float]] = {}
-    for process, at in until.items():
-        before, of_process = 0.0, found.setdefault(process, {})
-        for key, name in _ENDS.items():
-            of_process[key], before = at[name] - before, at[name]
-        of_process[SAVE] = at[SAVED] - at[SAVING]
+def _by_part(passed: Mapping[str, Mark], until_s: Callable[[Mark], float]) -> dict[str, float]:
+    """Return the CPU time of a process in each part. ``until_s``: until a mark."""
+    found, before_s = dict[str, float](), 0.0
+    for key, name in _ENDS.items():
+        passed_s = until_s(passed[name])
+        found[key], before_s = passed_s - before_s, passed_s
+    found[SAVE] = until_s(passed[SAVED]) - until_s(passed[SAVING])
     return found
 
 
 def median(rounds: Sequence[Recovery]) -> Recovery:
     """Return the median of each part by itself, so that the parts need not add up to a round."""
-
-    def middle(figures: Callable[[Recovery], Mapping[str, float]]) -> dict[str, float]:
-        names = figures(rounds[0])
-        return {key: statistics.median(figures(each)[key] for each in rounds) for key in names}
-
-    return Recovery(
-        middle(lambda each: each.parts),
-        statistics.median(each.cpu_s for each in rounds),
-        statistics.median(each.save_s for each in rounds),
-        middle(lambda each: each.mean_cpu_s),
-        middle(lambda each: each.leader_cpu_s),
-        middle(lambda each: each.main_cpu_s),
-        middle(lambda each: each.spent_s),
-    )
+    return Recovery(**tables.middle_of([dataclasses.asdict(each) for each in rounds]))

@@ -44,8 +44,8 @@ class Slurm:
         self._cluster = _of_tests.SlurmCluster(self._root / "cluster")
         self._jobs = 0
 
-    def measure(self, worker: Sequence[str], environ: Mapping[str, str]) -> phases.Recovery:
-        """Run one job and return its recovery. RuntimeError, with the log, when it did not end."""
+    def run(self, worker: Sequence[str], environ: Mapping[str, str]) -> list[phases.Mark]:
+        """Run one job, as ``launched.run`` does, with its storage in its own folder."""
         self._jobs += 1
         folder = self._root / f"job{self._jobs}"
         (folder / "marks").mkdir(parents=True)
@@ -65,7 +65,7 @@ class Slurm:
             self._wait(log, lambda: self._state(job) not in ("RUNNING", "COMPLETING"), 0.2)
             if self._state(job) != "COMPLETED":
                 raise RuntimeError(f"the job is {self._state(job)}:\n{log.read_text()[-4000:]}")
-            return phases.recovery(events, phases.read_marks(folder / "marks"))
+            return [*events, *phases.read_marks(folder / "marks")]
         finally:
             self._cluster.cancel(job)
             self._cluster.wait_until_idle()
@@ -90,7 +90,7 @@ class Slurm:
             assert count == 1
         (folder / "train.sbatch").write_text(text)
 
-    def _lose_a_slice(self, folder: Path, job: str, log: Path) -> list[phases.Moment]:
+    def _lose_a_slice(self, folder: Path, job: str, log: Path) -> list[phases.Mark]:
         """Kill slice 0 once all processes are at the fault's step; return the events."""
         marks = folder / "marks"
 
@@ -109,9 +109,9 @@ class Slurm:
         noticed_s = time.time()
         self._wait(log, lambda: "life 0 ended" in log.read_text(errors="replace"))
         return [
-            phases.Moment(fault_s, "fault.fired", 0),
-            phases.Moment(noticed_s, "process.exited", 0),
-            phases.Moment(time.time(), "life.ended", 0),
+            phases.Mark(fault_s, "fault.fired", life=0),
+            phases.Mark(noticed_s, "process.exited", life=0),
+            phases.Mark(time.time(), "life.ended", life=0),
         ]
 
     def _state(self, job: str) -> str:

@@ -25,7 +25,7 @@ from typing import Any
 
 from benchmarks import ROOT
 from benchmarks.common import machine
-from benchmarks.common.arguments import positive
+from benchmarks.common.program import positive
 from benchmarks.common.tables import markdown, number
 
 Row = Mapping[str, Any]

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from benchmark_runs import refusal, run_benchmark
 
-from benchmarks.common.job import plan_shape
+from benchmarks.common.job import parse_job
 from benchmarks.common.lives import Place, RoundFailed, run_round
 from benchmarks.common.ramdisk import PeakWatch, allocated_bytes
 from benchmarks.compare import __main__ as compare
@@ -33,7 +33,7 @@ def outcome(
         "benchmarks.compare",
         *("--jobs", f"2x1x{MIB}/{LEAVES}", "--rounds", "1", "--contenders", names),
         *("--saves", str(SAVES), "--restores", "slice,halves,storage", "--limits-mib", "8"),
-        *("--timeout-s", "240", "--out", str(out), "--storage", str(out), "--date", "2001-02-03"),
+        *("--timeout-s", "240", "--out", str(out), "--storage", str(out)),
     )
     return told, out, names.split(",")
 
@@ -43,7 +43,7 @@ def outcome(
 def test_whole_comparison_on_a_small_job(outcome: tuple[str, Path, list[str]]) -> None:
     text, out, names = outcome
     document = json.loads((out / "compare.json").read_text())
-    assert document["date"] == "2001-02-03"
+    assert document["date"].startswith("20")
     assert document["failures"] == []
     assert document["machine"]["cores"] >= 1
     assert document["machine"]["versions"]["orbax-checkpoint"][0].isdigit()
@@ -54,9 +54,8 @@ def test_whole_comparison_on_a_small_job(outcome: tuple[str, Path, list[str]]) -
     assert len(document["targets"]) > 5
     for target in document["targets"]:
         assert target["title"] in text
-    assert (out / "compare.png").read_bytes().startswith(b"\x89PNG")
     # Nothing but the results is left of the directory that the storage was made in.
-    assert sorted(path.name for path in out.iterdir()) == ["compare.json", "compare.png"]
+    assert sorted(path.name for path in out.iterdir()) == ["compare.json"]
 
 
 @pytest.mark.slow
@@ -134,7 +133,7 @@ def test_what_cannot_be_run_is_refused_before_it_starts(
 
 
 def test_failing_process_ends_the_round_with_its_log(tmp_path: Path) -> None:
-    shape = plan_shape(slices=2, hosts_per_slice=1, mib=1, leaves=1, timed_saves=1)
+    shape = parse_job("2x1x1/1", 1)
     with pytest.raises(
         RoundFailed, match=r"(?s)process \d on host \d ended with exit status 1.*KeyError: 'nobody'"
     ):
@@ -143,7 +142,7 @@ def test_failing_process_ends_the_round_with_its_log(tmp_path: Path) -> None:
 
 
 def test_life_that_takes_too_long_is_ended(tmp_path: Path) -> None:
-    shape = plan_shape(slices=2, hosts_per_slice=1, mib=1, leaves=1, timed_saves=1)
+    shape = parse_job("2x1x1/1", 1)
     with pytest.raises(RoundFailed, match=r"still runs after 0\.2 s"):
         run_round("orbax-p2p", shape, Place(tmp_path, tmp_path, timeout_s=0.2), ["slice"])
     assert list(tmp_path.iterdir()) == []

@@ -111,11 +111,11 @@ def test_missing_figure_is_a_dash_and_a_refusal_has_its_reason() -> None:
     assert report.ratios(summaries, "ours")["plain"]["stall"] is None
     table, refusals = report.table(summaries, "ours").split("\n\n")
     cells = {row[0]: row[1:] for row in rows_of(table)}
-    assert cells["stall: in save, arrays ready, median, ms"] == ["300", "-", "-"]
-    assert cells["restore, each slice lost another host, s"] == ["cannot", "-", "-"]
-    assert cells["save to storage, until whole, s"] == ["-", "4", "-"]
+    assert cells["stall: in save, arrays ready, ms"] == ["300", "-", "-"]
+    assert cells["restore, half-lost slices, s"] == ["cannot", "-", "-"]
+    assert cells["save to storage, s"] == ["-", "4", "-"]
     assert "restore, nothing lost, s" not in cells
-    assert "ours cannot: restore, each slice lost another host: offers step None" in refusals
+    assert "ours cannot: restore, half-lost slices: offers step None" in refusals
 
 
 def test_table_as_a_whole() -> None:
@@ -127,5 +127,5 @@ def test_table_as_a_whole() -> None:
     assert len({len(line) for line in table.splitlines()}) == 1
     cells = rows_of(table)
     assert cells[0] == ["median (least to most)", "ours", "other", "other / ours"]
-    assert cells[2] == ["stall: in save, arrays ready, median, ms", "60 (30 to 90)", "300", "5x"]
+    assert cells[2] == ["stall: in save, arrays ready, ms", "60 (30 to 90)", "300", "5x"]
     assert cells[6] == ["until published in RAM, s", "0.4 (0.2 to 0.6)", "2", "5x"]

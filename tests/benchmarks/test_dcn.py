@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from benchmark_runs import rows_of
 
-from benchmarks.common.job import plan_shape
+from benchmarks.common.job import parse_job
 from benchmarks.dcn import __main__ as dcn
 from benchmarks.dcn import links, report
 
@@ -36,7 +36,7 @@ def _round(seconds: float) -> dict[str, Any]:
 
 
 def test_row_has_the_busiest_links_and_medians_over_rounds() -> None:
-    shape = plan_shape(3, 1, 64, 4, 1)
+    shape = parse_job("3x1x64", 1)
     row = report.row("ours", shape, [_round(2.0), _round(4.0), _round(3.0)])
     assert row == report.Row("ours", 3, 3.0, None, 64 * MIB, 3 * MIB, 40 * MIB, 69 * MIB)
 
@@ -55,7 +55,7 @@ def test_growth_is_over_the_first_row_of_the_same_contender() -> None:
 
 def test_refusal_is_shown_with_its_reason() -> None:
     refused = {"restores": {"slice": {"refused": "offers step None", "processes": []}}}
-    row = report.row("other", plan_shape(2, 1, 64, 4, 1), [_round(1.0), refused])
+    row = report.row("other", parse_job("2x1x64", 1), [_round(1.0), refused])
     text = report.table([row], state_s=1.0)
     assert rows_of(text)[2][:4] == ["other", "2", "cannot", "-"]
     assert "other cannot, 2 slices: offers step None" in text
@@ -101,7 +101,7 @@ def possible() -> Iterator[bool]:
 def test_one_small_run_or_a_word_about_what_is_missing(
     possible: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    arguments = ["--slices", "2", "--mib", "4", "--leaves", "2", "--rounds", "1"]
+    arguments = ["--slices", "2", "--mib", "4", "--rounds", "1"]
     arguments += ["--contenders", "ours", "--out", str(tmp_path), "--timeout-s", "240"]
     status = dcn.main(arguments)
     said = capsys.readouterr()

@@ -28,7 +28,7 @@ DOCUMENT = {
     "limits_gb_per_s": [{"memcpy": 8.0}, {"memcpy": 10.0}, {"memcpy": 9.0}],
     "jobs": [
         {
-            "job": {"slices": 2, "hosts_per_slice": 1, "state_bytes": 2**30, "leaves": 16},
+            "job": {"name": "2x1x1024/16", "slices": 2, "state_bytes": 2**30},
             "contenders": {
                 "ours": _summary(
                     stall=0.002, computed=0.05, ready=0.048, published=0.2, storage_save=4.0

@@ -7,34 +7,37 @@ import pytest
 from benchmark_runs import refusal
 
 from benchmarks.recovery import __main__ as recovery
-from benchmarks.recovery import phases, place
-from benchmarks.recovery.phases import Mark, Moment
+from benchmarks.recovery import phases, worker
+from benchmarks.recovery.phases import Mark
 
 
-def _events() -> list[Moment]:
+def _events() -> list[Mark]:
     names = ["fault.fired", "process.exited", "process.exited", "life.ended"]
-    first = [Moment(10.0 + at, name, 0) for at, name in zip((0, 1, 3, 4), names, strict=True)]
-    return [Moment(5.0, "process.exited", 0), *first]
+    first = [Mark(10.0 + at, name, life=0) for at, name in zip((0, 1, 3, 4), names, strict=True)]
+    return [Mark(5.0, "process.exited", life=0), *first]
 
 
-def _marks() -> list[Mark]:
+def _marks(restored_step: int) -> list[Mark]:
     # Two processes; the later one counts.
     marks = [
         Mark(
-            Moment(20.0 + 10 * at + late, name, 1),
-            cpu_s=at * (1.0 + late),
+            20.0 + 10 * at + late,
+            name,
+            life=1,
             process=late,
+            cpu_s=at * (1.0 + late),
             main_cpu_s=at / 2,
+            step=restored_step if name == phases.RESTORED else 0,
             spent_s={"plan": 0.5 + late} if name == phases.RESTORED else {},
         )
         for at, name in enumerate(phases.MARKS)
         for late in (0, 1)
     ]
-    return [*reversed(marks), Mark(Moment(6.0, phases.STEPPED, 0), cpu_s=100.0)]
+    return [*reversed(marks), Mark(6.0, phases.STEPPED, life=0, cpu_s=100.0)]
 
 
 def test_phases_parts_add_up_to_the_recovery() -> None:
-    found = phases.recovery(_events(), _marks())
+    found = phases.recovery([*_events(), *_marks(phases.RESTORE_STEP)])
     assert found.parts == {
         "notice": 1.0,
         "stop": 3.0,
@@ -47,9 +50,18 @@ def test_phases_parts_add_up_to_the_recovery() -> None:
         "step": 10.0,
     }
     assert found.total_s == 81.0 - 10.0
-    assert list(found.parts) == list(phases.NAMES)
+    assert list(found.parts) == list(phases.PARTS)
     assert (found.cpu_s, found.save_s) == (6.0 + 12.0, 10.0)
     assert found.ours_s == 20.0
+    assert found.leader_cpu_s["restore"] == 1.0
+    assert found.main_cpu_s["restore"] == 0.5
+    assert found.mean_cpu_s[phases.SAVE] == 1.5
+    assert phases.median([found, found]) == found
+
+
+def test_recovery_of_another_step_does_not_count() -> None:
+    with pytest.raises(RuntimeError, match="restored step 5"):
+        phases.recovery([*_events(), *_marks(5)])
 
 
 @pytest.mark.parametrize(
@@ -70,7 +82,7 @@ def test_processes_that_cannot_run_are_refused(
 def test_place_under_slurm_counts_the_lives(tmp_path: Path) -> None:
     (tmp_path / "marks").mkdir()
     options = argparse.Namespace(marks_dir=tmp_path / "marks", local_dir=tmp_path / "ram", slices=2)
-    places = [place.find(options, {"SLURM_PROCID": process}) for process in ("0", "3", "3")]
+    places = [worker.find_place(options, {"SLURM_PROCID": process}) for process in ("0", "3", "3")]
     assert [(each.process, each.life) for each in places] == [(0, 0), (3, 0), (3, 1)]
     assert {(each.slices, each.local_dir) for each in places} == {(2, tmp_path / "ram")}
     assert list((tmp_path / "marks").iterdir()) == []

@@ -1,13 +1,13 @@
 """The checkpointers under comparison, all behind the same interface.
 
-A contender's module is imported only in the processes that run it, so that no
-checkpointer is slowed down, or helped, by the imports of another one.
+A contender's module is imported only in the processes that run it, so that no checkpointer is
+slowed down, or helped, by the imports of another one.
 """
 
 import dataclasses
 import importlib
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:  # the process that only starts others does without JAX
     import jax
@@ -55,7 +55,12 @@ class Site:
 
 
 class Session(Protocol):
-    """One checkpointer in one process. All calls are collective, in the same order."""
+    """One checkpointer in one process. All calls are collective, in the same order.
+
+    Ours has two attributes more: ``ready_s``, the seconds of the last ``save`` in which it waited
+    for arrays that were still being computed, and ``spent_s``, the seconds of the last restore on
+    this process by the parts of the event ``restore.phases``.
+    """
 
     def start_fresh(self) -> None:
         """Look for a checkpoint, as before the first step; RuntimeError if one exists."""
@@ -76,35 +81,12 @@ class Session(Protocol):
         """Release threads, sockets and files."""
 
 
-@runtime_checkable
-class TellsReadyWait(Protocol):
-    """A session that tells how much of a save was no stall."""
-
-    @property
-    def ready_s(self) -> float:
-        """Seconds of the last ``save`` in which it waited for arrays still being computed."""
-        ...
-
-
-@runtime_checkable
-class TellsParts(Protocol):
-    """A session that tells what the last restore was spent on."""
-
-    spent_s: dict[str, float]
-    """Seconds on this process by the parts of the event ``restore.phases``."""
-
-
 def restore(session: Session, step: int) -> PyTree:
     """Return the state of ``step``. CannotRestore when the contender offers another, or none."""
     found, state = session.newest()
     if found != step:
         raise CannotRestore(f"offers step {found}, not {step}")
     return state
-
-
-def ready_wait_s(session: Session) -> float | None:
-    """Return ``ready_s`` of the last save; None for a contender that does not tell it."""
-    return session.ready_s if isinstance(session, TellsReadyWait) else None
 
 
 class Contender(Protocol):

@@ -1,8 +1,7 @@
-"""Common part of Orbax's two emergency managers: one session, from start to restore."""
+"""Common part of Orbax's managers: one session, from start to restore."""
 
+from collections.abc import Callable
 from typing import Any
-
-import orbax.checkpoint as ocp
 
 from benchmarks.common.contenders import PyTree
 
@@ -12,26 +11,32 @@ class OrbaxSession:
 
     Args:
       name: of the manager, for errors.
-      manager: an emergency or p2p checkpoint manager.
-      composite: the ``Composite`` of arguments that this manager takes.
-      restore_args: further arguments of its ``restore``.
+      manager: a checkpoint manager of Orbax's.
+      save_args: makes the ``args`` of its ``save`` from a state.
+      restore_args: the ``args`` of its ``restore``; None: it takes none.
+      state_of: finds the state in what its ``restore`` returns.
     """
 
     def __init__(
-        self, name: str, manager: Any, composite: Any, restore_args: dict[str, Any] | None = None
+        self,
+        name: str,
+        manager: Any,
+        save_args: Callable[[PyTree], Any],
+        restore_args: Any = None,
+        state_of: Callable[[Any], PyTree] = lambda composite: composite.state,
     ) -> None:
         self._name = name
         self._manager = manager
-        self._composite = composite
-        self._restore_args = restore_args or {}
+        self._save_args = save_args
+        self._restore_args = {} if restore_args is None else {"args": restore_args}
+        self._state_of = state_of
 
     def start_fresh(self) -> None:
         if (latest := self._manager.latest_step()) is not None:
-            raise RuntimeError(f"{self._name} offers step {latest} of an empty ramdisk")
+            raise RuntimeError(f"{self._name} offers step {latest} of an empty directory")
 
     def save(self, step: int, state: PyTree) -> None:
-        args = self._composite(state=ocp.args.PyTreeSave(state))
-        if not self._manager.save(step, args=args):
+        if not self._manager.save(step, args=self._save_args(state)):
             raise RuntimeError(f"{self._name} declined to save step {step}")
 
     def wait(self) -> None:
@@ -41,8 +46,9 @@ class OrbaxSession:
     def newest(self) -> tuple[int | None, PyTree]:
         if (latest := self._manager.latest_step()) is None:
             return None, None
+        restored = self._manager.restore(latest, **self._restore_args)
         # The number may be one of numpy's, where a broadcast agreed on it.
-        return int(latest), self._manager.restore(latest, **self._restore_args).state
+        return int(latest), self._state_of(restored)
 
     def close(self) -> None:
         self._manager.close()

@@ -35,4 +35,8 @@ def open_session(site: Site) -> OrbaxSession:
             replica_axis_index=site.replica_axis,
         ),
     )
-    return OrbaxSession("Orbax's emergency manager", manager, ocp.args.Composite)
+    return OrbaxSession(
+        "Orbax's emergency manager",
+        manager,
+        lambda state: ocp.args.Composite(state=ocp.args.PyTreeSave(state)),
+    )

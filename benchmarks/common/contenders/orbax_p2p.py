@@ -33,5 +33,9 @@ def open_session(site: Site) -> OrbaxSession:
             replica_axis_index=site.replica_axis,
         ),
     )
-    restored = p2p_args.Composite(state=ocp.args.PyTreeRestore(item=site.abstract_state))
-    return OrbaxSession("Orbax's p2p manager", manager, p2p_args.Composite, {"args": restored})
+    return OrbaxSession(
+        "Orbax's p2p manager",
+        manager,
+        lambda state: p2p_args.Composite(state=ocp.args.PyTreeSave(state)),
+        p2p_args.Composite(state=ocp.args.PyTreeRestore(item=site.abstract_state)),
+    )

@@ -2,13 +2,7 @@
 
 from typing import Any
 
-from benchmarks.common.contenders import (
-    BOTH,
-    RAM,
-    STORAGE,
-    PyTree,
-    Site,
-)
+from benchmarks.common.contenders import BOTH, RAM, STORAGE, PyTree, Site
 from emergency_ckpt import EmergencyCheckpointer, Event
 
 _OFF = 0
@@ -27,7 +21,7 @@ class OurSession:
         config = EmergencyCheckpointer.default_config().set(on_event=self._note, **settings)
         self._complete_step: int | None = None
         self._saved_step: int | None = None
-        self._ready_s = 0.0
+        self.ready_s = 0.0
         self.spent_s: dict[str, float] = {}
         self._checkpointer = EmergencyCheckpointer(config)
         self._checkpointer.__enter__()
@@ -39,14 +33,10 @@ class OurSession:
             raise RuntimeError(f"the checkpointer restored step {found} of an empty ramdisk")
 
     def save(self, step: int, state: PyTree) -> None:
-        self._ready_s = 0.0
+        self.ready_s = 0.0
         if not self._checkpointer.save(step=step, state=state):
             raise RuntimeError(f"the checkpointer declined to save step {step}")
         self._saved_step = step
-
-    @property
-    def ready_s(self) -> float:
-        return self._ready_s
 
     def wait(self) -> None:
         self._checkpointer.wait_until_finished()
@@ -61,7 +51,7 @@ class OurSession:
         if event.name in _COMPLETE:
             self._complete_step = event.fields["step"]
         elif event.name == "save.captured":  # one for each tier
-            self._ready_s += event.fields["ready_seconds"]
+            self.ready_s += event.fields["ready_seconds"]
         elif event.name == "restore.phases":
             self.spent_s = {name.removesuffix("_seconds"): s for name, s in event.fields.items()}
 
@@ -70,7 +60,7 @@ class OurSession:
 
 
 def open_session(site: Site, **settings: Any) -> OurSession:
-    """``settings``: other than the defaults."""
+    """Build the checkpointer; ``settings`` are those other than the defaults."""
     return OurSession(
         site.abstract_state,
         dir=str(site.persistent_dir),
