@@ -22,7 +22,7 @@ import emergency_ckpt
 from benchmarks.common import machine, program, tables
 from benchmarks.common.program import positive, positives, some_of
 from benchmarks.recovery import launched, phases
-from emergency_ckpt.tools.launch.faults import parse_fault
+from examples.faults.faults import parse_fault
 
 _CONTENDERS = ("ours", "orbax-emergency")
 _CACHE = {"with cache": {}, "no cache": {"JAX_ENABLE_COMPILATION_CACHE": "0"}}

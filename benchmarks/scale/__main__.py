@@ -11,7 +11,6 @@ figures.
 """
 
 import argparse
-import datetime
 import json
 import math
 import os
@@ -20,13 +19,12 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from benchmarks import ROOT
-from benchmarks.common import machine
+from benchmarks.common import machine, program
 from benchmarks.common.program import positive
-from benchmarks.common.tables import markdown, number
+from benchmarks.common.tables import markdown, middle_of, number
 
 Row = Mapping[str, Any]
 
@@ -35,28 +33,22 @@ SHAPES = ((2, "all_but_primary"), (10, "striped(2)"))
 """Slices and placement. With two slices all hosts of a slice differ: the most manifests."""
 
 LOSSES = ("nothing", "host", "slice")
+_THROUGH = "a process's bytes through the service per"
 TARGETS = {
     "plan_s": (2.0, "s", "plan"),
     "leader_bytes": (2**30, "bytes", "memory of the leader for inventories and plan"),
-    "save_bytes_per_process": (256, "bytes", "a process's bytes through the service per save"),
-    "restore_bytes_per_process": (
-        65_536,
-        "bytes",
-        "a process's bytes through the service per restore",
-    ),
+    "save_bytes_per_process": (256, "bytes", f"{_THROUGH} save"),
+    "restore_bytes_per_process": (65_536, "bytes", f"{_THROUGH} restore"),
 }
 """Upper limits at the largest size."""
 ROUND_SIZES = (4, 16, 64, 256, 1024, 10_000)
 MAX_ROUNDS_S = 2.0
 """Upper limit of the leader's CPU time in all rounds of a start and a restore, at the largest."""
 
-TIMES = ("place_s", "inventories_s", "plan_s", "hand_out_s", "divergence_s")
-MEASURED = (*TIMES, "leader_bytes")
+MEASURED = ("place_s", "inventories_s", "plan_s", "hand_out_s", "divergence_s", "leader_bytes")
 GROWTH = ("place_s", "inventories_s", "plan_s", "divergence_s", "save_bytes", "restore_bytes")
 MAX_EXPONENT = 1.15
 """Between 1,000 and 10,000 processes, N log N grows like N to the power of 1.125."""
-
-
 _MOST_PROCESSES = 1_000_000
 
 
@@ -68,21 +60,15 @@ def processes(text: str) -> int:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="benchmarks.scale", description=(__doc__ or "").split("\n")[0]
-    )
+    parser = program.new_parser("scale", __doc__)
     parser.add_argument("--sizes", type=processes, nargs="+", default=SIZES, help="processes")
     parser.add_argument(
         "--round-sizes", type=processes, nargs="*", default=ROUND_SIZES, help="of the rounds"
     )
     parser.add_argument("--leaves", type=positive, default=300)
     parser.add_argument("--rounds", type=positive, default=3, help="figures are their medians")
-    parser.add_argument("--out", type=Path, default=Path("bench_out"))
     options = parser.parse_args(argv)
-    try:
-        options.out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        parser.error(str(error))
+    about = machine.facts()
     rows = [
         row
         for slices, placement in SHAPES
@@ -96,21 +82,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         measure_rounds(max(1, size // 2), options.leaves, options.rounds)
         for size in options.round_sizes
     ]
+    parts = [table(rows), *(growth_lines(exponents)), *verdicts(rows)]
+    parts += [rounds_table(jobs), rounds_verdict(jobs[-1])] if jobs else []
     document = {
-        "schema_version": 2,
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "machine": machine.facts(),
         "rounds": options.rounds,
         "rows": rows,
         "growth": exponents,
         "start_and_restore": jobs,
     }
-    (options.out / "scale.json").write_text(json.dumps(document, indent=2))
-    parts = [table(rows), *(growth_lines(exponents)), *verdicts(rows)]
-    parts += [rounds_table(jobs), rounds_verdict(jobs[-1])] if jobs else []
-    text = "\n\n".join(parts)
-    (options.out / "scale.md").write_text(text + "\n")
-    print(text)
+    program.publish(options, "scale", about, "\n\n".join(parts), document)
     return 0
 
 
@@ -133,22 +113,15 @@ def measure_rounds(hosts: int, leaves: int, rounds: int) -> Row:
     """Return the rounds of a start and a restore of two slices, medians, and the load meanwhile."""
     slices, placement = SHAPES[0]
     cell = {"slices": slices, "hosts": hosts, "leaves": leaves, "placement": placement}
+    order = json.dumps(cell | {"lost": "slice"})
     found: list[Row] = []
     with tempfile.TemporaryDirectory(prefix="eckpt-scale-") as directory:
-        order = json.dumps(cell | {"lost": "slice"})
         _run("cell", "build", directory, order)
         for _ in range(rounds):
             load = os.getloadavg()[0]
             found.append(json.loads(_run("rounds", directory, order)) | {"load": load})
     print(f"{slices * hosts} processes, start and restore: done", file=sys.stderr)
     return middle_of(found)
-
-
-def middle_of(rounds: Sequence[Any]) -> Any:
-    """Return the median of each number of records that have the same keys."""
-    if isinstance(rounds[0], Mapping):
-        return {key: middle_of([each[key] for each in rounds]) for key in rounds[0]}
-    return statistics.median(rounds)
 
 
 def medians(rounds: Sequence[Row]) -> Row:
@@ -166,41 +139,29 @@ def _run(module: str, *arguments: str) -> str:
     return run.stdout
 
 
+_COLUMNS: dict[str, Callable[[Row], str]] = {
+    "processes": lambda row: f"{row['slices']} x {row['hosts']}",
+    "placement": lambda row: row["placement"],
+    "lost": lambda row: row["lost"],
+    "place s": lambda row: f"{row['place_s']:.3g}",
+    "inventories s": lambda row: f"{row['inventories_s']:.3g}",
+    "plan s": lambda row: f"{row['plan_s']:.3g}",
+    "hand out s": lambda row: f"{row['hand_out_s']:.3g}",
+    "divergence s": lambda row: f"{row['divergence_s']:.3g}",
+    "leader MiB": lambda row: f"{row['leader_bytes'] / 2**20:.0f}",
+    "save B/process": lambda row: str(row["save_bytes_per_process"]),
+    "save MB": lambda row: f"{row['save_bytes'] / 1e6:.3g}",
+    "restore B/process": lambda row: str(row["restore_bytes_per_process"]),
+    "restore MB": lambda row: f"{row['restore_bytes'] / 1e6:.3g}",
+    "manifests MB": lambda row: f"{row['manifest_bytes'] / 1e6:.3g}",
+    "busiest/mean": lambda row: (
+        "-" if row["busiest_to_mean"] is None else f"{row['busiest_to_mean']:.2f}"
+    ),
+}
+
+
 def table(rows: Iterable[Row]) -> str:
-    header = [
-        "processes",
-        "placement",
-        "lost",
-        "place s",
-        "inventories s",
-        "plan s",
-        "hand out s",
-        "divergence s",
-        "leader MiB",
-        "save B/process",
-        "save MB",
-        "restore B/process",
-        "restore MB",
-        "manifests MB",
-        "busiest/mean",
-    ]
-    lines = [
-        [
-            f"{row['slices']} x {row['hosts']}",
-            row["placement"],
-            row["lost"],
-            *(f"{row[name]:.3g}" for name in TIMES),
-            f"{row['leader_bytes'] / 2**20:.0f}",
-            f"{row['save_bytes_per_process']}",
-            f"{row['save_bytes'] / 1e6:.3g}",
-            f"{row['restore_bytes_per_process']}",
-            f"{row['restore_bytes'] / 1e6:.3g}",
-            f"{row['manifest_bytes'] / 1e6:.3g}",
-            "-" if row["busiest_to_mean"] is None else f"{row['busiest_to_mean']:.2f}",
-        ]
-        for row in rows
-    ]
-    return markdown([header, *lines])
+    return markdown([[*_COLUMNS], *([cell(row) for cell in _COLUMNS.values()] for row in rows)])
 
 
 def growth(rows: Sequence[Row]) -> dict[str, dict[str, float]]:

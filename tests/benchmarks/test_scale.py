@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from benchmark_runs import rows_of
 
+from benchmarks.common.tables import middle_of
 from benchmarks.scale import __main__ as scale
 from benchmarks.scale import cell
 
@@ -63,7 +64,7 @@ def test_rounds_are_judged_by_the_leaders_time() -> None:
 
 
 def test_rounds_of_a_job_are_the_median_of_each_figure() -> None:
-    middle = scale.middle_of([_job(4, value) for value in (3.0, 1.0, 2.0)])
+    middle = middle_of([_job(4, value) for value in (3.0, 1.0, 2.0)])
     assert middle == _job(4, 2.0)
 
 

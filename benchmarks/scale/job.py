@@ -1,0 +1,275 @@
+"""A whole job in one process: the leader and, in turn with it, all others run the package's code.
+
+The others speak until each would wait, the leader answers, and the others go on. The manifests are
+in a file, from which the leader reads them in the place of peers.
+"""
+
+import contextlib
+import dataclasses
+import os
+import resource
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+
+from benchmarks.scale.model import RUN_ID, Shape, contents_digest, holder, manifests
+from emergency_ckpt.cluster.coordination import JaxCoordinator, namespace
+from emergency_ckpt.cluster.preemption import PreemptionWatch
+from emergency_ckpt.cluster.round import Series, run_on_all
+from emergency_ckpt.config.settings import Config
+from emergency_ckpt.core.restore.plan_types import RestorePlan
+from emergency_ckpt.events import EventSink
+from emergency_ckpt.extensions import parse_placement
+from emergency_ckpt.restore.holders import HolderCalls
+from emergency_ckpt.restore.leader import RestoreLeader
+from emergency_ckpt.restore.request import RestoreRequest
+from emergency_ckpt.restore.rounds import Answer, RestoreRounds, Row
+from emergency_ckpt.types import SaveId
+from emergency_ckpt.work_progress import WorkProgress
+
+DEADLINE_S = 3600.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Cell:
+    """The parameters of a job. ``lost``: ``nothing``, ``host`` or ``slice``."""
+
+    slices: int
+    hosts: int
+    leaves: int
+    placement: str
+    lost: str
+
+    @property
+    def shape(self) -> Shape:
+        return Shape(self.slices, self.hosts, self.leaves)
+
+
+class NotYet(Exception):
+    """A process would wait for a key."""
+
+
+class Service:
+    """A coordination service, with what it counts.
+
+    ``is_speaking``: the others speak; a call that would wait then raises NotYet.
+    """
+
+    is_speaking = False
+
+    def client(self, process: int) -> Any:
+        """Return the client of a process, of the kind that ``JaxCoordinator`` uses."""
+        raise NotImplementedError
+
+    def calls(self) -> tuple[int, int]:
+        """Return the calls of the leader and those of the others so far."""
+        return 0, 0
+
+    def cpu_s(self) -> float:
+        """Return the CPU time of the service so far."""
+        return 0.0
+
+
+@dataclasses.dataclass
+class Part:
+    """The cost of one round of all processes.
+
+    Attributes:
+      leader_s: time from the last word of the others to the leader's last answer.
+      leader_cpu_s: CPU time of the leader meanwhile, the calls of JAX's client included.
+      leader_calls: calls of the service that the leader made, one after the other.
+      calls: calls of all processes.
+      service_cpu_s: CPU time of the service for these calls.
+    """
+
+    leader_s: float = 0.0
+    leader_cpu_s: float = 0.0
+    leader_calls: int = 0
+    calls: int = 0
+    service_cpu_s: float = 0.0
+
+
+class Processes:
+    """The processes of one job, ``at_once`` of the others at a time, and what each part cost."""
+
+    def __init__(self, service: Service, count: int, at_once: int = 1) -> None:
+        self._service = service
+        self._at_once = at_once
+        self.count = count
+        self.coordinators = [self.coordinator(RUN_ID, process) for process in range(count)]
+        self.parts: dict[str, Part] = {}
+
+    def coordinator(self, run_id: str, process: int) -> JaxCoordinator:
+        client = self._service.client(process)
+        return JaxCoordinator(client, namespace(run_id, 0), process, self.count)
+
+    def hold(self, name: str, work: Callable[[int], object]) -> None:
+        """Let all work: the others until they wait, the leader, and the others to the end."""
+        service, part = self._service, Part()
+        self.parts[name] = part
+        calls_before, service_cpu_s = sum(service.calls()), service.cpu_s()
+        service.is_speaking = True
+        self._others(lambda process: _until_it_waits(work, process))
+        service.is_speaking = False
+        leader_calls, _ = service.calls()
+        began_s, began_cpu_s = time.monotonic(), time.process_time()
+        work(0)
+        part.leader_cpu_s = time.process_time() - began_cpu_s
+        part.leader_s = time.monotonic() - began_s
+        part.leader_calls = service.calls()[0] - leader_calls
+        self._others(work)
+        part.service_cpu_s = service.cpu_s() - service_cpu_s
+        part.calls = sum(service.calls()) - calls_before
+
+    def run_on_all(self, part: str, name: str) -> None:
+        """Wait as the processes do after a step that must succeed on all of them."""
+        watch = PreemptionWatch(None, grace_s=1)
+        self.hold(
+            part,
+            lambda me: run_on_all(self.coordinators[me], name, lambda: None, watch, DEADLINE_S),
+        )
+
+    def _others(self, work: Callable[[int], object]) -> None:
+        with ThreadPoolExecutor(self._at_once) as pool:
+            for _ in pool.map(work, range(1, self.count)):
+                pass
+
+
+def _until_it_waits(work: Callable[[int], object], process: int) -> None:
+    with contextlib.suppress(NotYet):
+        work(process)
+
+
+class Peers:
+    """The leader's tier and its client. Every manifest comes from a peer."""
+
+    def __init__(self, directory: Path, places: dict[str, tuple[int, int]]) -> None:
+        self._file = (directory / "manifests").open("rb", buffering=0)
+        self._places = places
+        self.read_bytes = 0
+
+    def contents(self, _digest: str) -> None:
+        return None
+
+    def fetch_contents(self, _address: str, digest: str) -> bytes:
+        start, size = self._places[digest]
+        self.read_bytes += size
+        return os.pread(self._file.fileno(), size, start)
+
+
+class TimedLeader(RestoreLeader):
+    """A leader that times its work in CPU seconds of its process, independent of other load.
+
+    ``lasted_s``: the time of all of it by the clock. ``grown_bytes``: the growth of this process
+    meanwhile.
+    """
+
+    taken_s = planned_s = searched_s = lasted_s = 0.0
+    grown_bytes = 0
+
+    def take_reports(self, reports: Any) -> RestorePlan | None:
+        self._resident_bytes = _resident_bytes()
+        started_s = time.monotonic()
+        self.taken_s, ready = timed_cpu(lambda: super(TimedLeader, self).take_reports(reports))
+        self.lasted_s += time.monotonic() - started_s
+        return ready
+
+    def plan(self, ready: RestorePlan | None = None) -> Answer:
+        started_s = time.monotonic()
+        self.planned_s, answer = timed_cpu(lambda: super(TimedLeader, self).plan(ready))
+        self.lasted_s += time.monotonic() - started_s
+        peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        self.grown_bytes = max(0, peak_bytes - self._resident_bytes)
+        self.chosen, self.manifests = answer, self._inventory.manifests
+        return answer
+
+    def _settled(self, plan: RestorePlan, save: SaveId) -> RestorePlan:
+        self.searched_s, settled = timed_cpu(lambda: super(TimedLeader, self)._settled(plan, save))
+        return settled
+
+
+def timed_cpu(work: Callable[[], Any]) -> tuple[float, Any]:
+    """Return the CPU seconds of ``work``, and its result."""
+    started_s = time.process_time()
+    result = work()
+    return time.process_time() - started_s, result
+
+
+def _resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+def build(directory: Path, cell: Cell) -> None:
+    """Write the job's manifests and, for each process, the digest of the one it published."""
+    places: dict[str, tuple[int, int]] = {}
+    digests = [""] * cell.shape.process_count
+    with (directory / "manifests").open("wb") as file:
+        for encoded, processes in manifests(cell.shape, parse_placement(cell.placement)):
+            digest = contents_digest(encoded)
+            places[digest] = (file.tell(), len(encoded))
+            file.write(encoded)
+            for process in processes:
+                digests[process] = digest
+    (directory / "places.json").write_bytes(msgspec.json.encode([places, digests]))
+
+
+def read_places(directory: Path) -> tuple[dict[str, tuple[int, int]], list[str]]:
+    """Return what ``build`` wrote: the place of each manifest by digest, and each one's digest."""
+    return msgspec.json.decode(
+        (directory / "places.json").read_bytes(),
+        type=tuple[dict[str, tuple[int, int]], list[str]],
+    )
+
+
+def restore(processes: Processes, cell: Cell, digests: list[str], peers: Peers) -> TimedLeader:
+    """Run the rounds of a restore; return its leader, whose own work is not in the part "report".
+
+    digests: of the manifest of each process.
+    """
+    shape, gone = cell.shape, cell.shape.lost(cell.lost)
+    leader = _leader_of(shape, peers)
+    restores = [
+        RestoreRounds(
+            coordinator,
+            "restore/0",
+            Series(),
+            shape.specs(),
+            leader,
+            deadline_s=time.monotonic() + DEADLINE_S,
+        )
+        for coordinator in processes.coordinators
+    ]
+
+    def report(me: int) -> None:
+        held = holder(shape, me, digests[me], gone)
+        restores[me].hold(restores[me].report(held, wants_host_state=True))
+
+    processes.hold("report", report)
+    part = processes.parts["report"]
+    part.leader_cpu_s -= leader.taken_s + leader.planned_s
+    part.leader_s -= leader.lasted_s
+    assert isinstance(leader.chosen, RestorePlan), leader.chosen
+    processes.hold("agree", lambda me: restores[me].hold(Row()))
+    processes.run_on_all("ready", "restore/0/ready")
+    return leader
+
+
+def _leader_of(shape: Shape, peers: Peers) -> TimedLeader:
+    """Return the leader of a restore of the job's newest step, which asks ``peers``."""
+    events = EventSink(None, process_index=0)
+    parts: Any = SimpleNamespace(
+        holdings=peers,
+        client=peers,
+        persistent=None,
+        events=events,
+        config=Config(run_id=RUN_ID, local_dir="none"),
+    )
+    request = RestoreRequest(shape.tree(), None, None, wants_host_state=True, retained=None)
+    end_s = time.monotonic() + DEADLINE_S
+    calls = HolderCalls(events, WorkProgress.until(end_s))
+    return TimedLeader(parts, request, shape.targets(), calls, end_s)
