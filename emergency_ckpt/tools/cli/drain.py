@@ -52,12 +52,12 @@ def run(args: argparse.Namespace) -> int:
     # Imported here, so that `eckpt drain --help` does not import JAX and Orbax.
     import jax  # noqa: PLC0415
 
-    from emergency_ckpt.tools.cli.progress import progress_of  # noqa: PLC0415
+    from emergency_ckpt.tools.cli.progress import ProgressLines  # noqa: PLC0415
     from emergency_ckpt.tools.offline.draining.drain import drain  # noqa: PLC0415
 
     jax.config.update("jax_platforms", "cpu")  # a drain takes no accelerator
     begin_s = time.monotonic()
-    done = drain(places, progress_of, args.write_timeout, args.peers)
+    done = drain(places, ProgressLines, args.write_timeout, args.peers)
     if args.json:
         print_json(done)
     else:

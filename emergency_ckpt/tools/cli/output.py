@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
-from importlib.util import find_spec
 from typing import TextIO
 
 from emergency_ckpt.core.wording import printable
-
-HAS_RICH = find_spec("rich") is not None
-"""The extra ``cli`` is installed: tables have lines on a terminal, and long work has a bar."""
 
 
 def print_line(line: str, stream: TextIO | None = None) -> None:

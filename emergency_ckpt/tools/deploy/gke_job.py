@@ -14,7 +14,6 @@ from emergency_ckpt.tools.deploy.tpus import (
     ACCELERATORS,
     MACHINES,
     devices_per_chip,
-    machines_of,
     tpu_problems,
 )
 from emergency_ckpt.tools.placement_study import SLOTS, held_bytes, stored_share
@@ -36,7 +35,7 @@ class GkeJob:
       directory: persistent directory, a ``gs://`` URL.
       run_id: None: ``name``.
       hosts: of each slice; each runs one process.
-      machine_type: one of ``tpus.MACHINES``; None: the default one of ``tpu_type``.
+      machine_type: one of ``tpus.MACHINES[tpu_type]``; None: the default one.
       state_bytes: one replica of the training state.
       host_state_bytes: of each process; each slice holds a copy of each.
       ramdisk_bytes: of each host.
@@ -83,8 +82,9 @@ class GkeJob:
 
         For a job without faults.
         """
-        machine = self.machine_type or machines_of(self.tpu_type)[0]
-        chips = MACHINES[machine].chips
+        machines = MACHINES[self.tpu_type]
+        machine = self.machine_type or next(iter(machines))
+        chips = machines[machine]
         memory = None if self.memory_bytes is None else format_quantity(self.memory_bytes)
         return {
             "NAME": self.name,

@@ -12,7 +12,7 @@ from emergency_ckpt.core.wording import count_text, size_text
 from emergency_ckpt.tools.cli import tables
 from emergency_ckpt.tools.cli.arguments import BAD, GOOD, places_of, print_json
 from emergency_ckpt.tools.cli.output import print_line
-from emergency_ckpt.tools.cli.progress import progress_of
+from emergency_ckpt.tools.cli.progress import ProgressLines
 from emergency_ckpt.tools.offline.check_places import Check, CheckCounts
 from emergency_ckpt.tools.survey.places import Places, SurveyFault
 from emergency_ckpt.tools.survey.survey import Survey, SurveyedStep, take_survey
@@ -63,14 +63,14 @@ def _data(check: Check, survey: Survey, places: Places) -> Iterator[SurveyFault]
         state_size_bytes(stored_step.marker.leaves) for stored_step in stored if stored_step.marker
     )
     total_bytes = check.ram_bytes + sum(sizes)
-    with progress_of("check", total_bytes) as advance:
-        yield from check.ram_data(advance)
-        if stored:
-            # Imported here: Orbax, which a check of RAM does without, takes seconds.
-            from emergency_ckpt.tools.offline.check_stored import check_stored  # noqa: PLC0415
+    advance = ProgressLines("check", total_bytes)
+    yield from check.ram_data(advance)
+    if stored:
+        # Imported here: Orbax, which a check of RAM does without, takes seconds.
+        from emergency_ckpt.tools.offline.check_stored import check_stored  # noqa: PLC0415
 
-            for stored_step in stored:
-                yield from check_stored(stored_step, places, check.counts, advance)
+        for stored_step in stored:
+            yield from check_stored(stored_step, places, check.counts, advance)
 
 
 def _print(result: CheckResult) -> None:

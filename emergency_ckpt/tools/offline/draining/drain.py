@@ -18,7 +18,6 @@ import contextlib
 import dataclasses
 import secrets
 from collections.abc import Callable, Generator, Sequence
-from contextlib import AbstractContextManager
 
 import msgspec
 
@@ -46,7 +45,7 @@ from emergency_ckpt.transfer.pool import each_address
 from emergency_ckpt.types import LOCAL, Box, SaveId
 
 Progress = Callable[[int], None]
-Shown = Callable[[str, int], AbstractContextManager[Progress]]
+Shown = Callable[[str, int], Progress]
 """Shows the progress of some work of so many bytes."""
 
 
@@ -241,13 +240,13 @@ class _Drain:
         step = _DrainedStep(surveyed.save, *ram_parts(self._survey.folders, surveyed.save))
         total_bytes = sum(map(leaf_bytes, step.leaves.values()))
         try:
-            with shown(f"check step {surveyed.step}", total_bytes) as step.progress:
-                step.check()
+            step.progress = shown(f"check step {surveyed.step}", total_bytes)
+            step.check()
         except (CorruptData, HostStateError, LocalTierError) as error:
             return str(error)
         try:
-            with shown(f"write step {surveyed.step}", total_bytes) as step.progress:
-                self._tier.publish(step, self._life(surveyed.incarnation), self._timeline)
+            step.progress = shown(f"write step {surveyed.step}", total_bytes)
+            self._tier.publish(step, self._life(surveyed.incarnation), self._timeline)
         except _LostMeanwhile as error:
             return str(error)
         self._notes += step.notes
