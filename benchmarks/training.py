@@ -35,12 +35,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
-from benchmarks.common import arguments, contenders, machine
+from benchmarks.common import contenders, machine, program, tables
 from benchmarks.common.contenders import Session
-from benchmarks.common.contenders.orbax_plain import PlainSession
+from benchmarks.common.contenders.orbax_plain import plain_session
 from benchmarks.common.contenders.ours import OurSession
 from benchmarks.common.contenders.ours import open_session as open_ours
-from benchmarks.common.cuda_copy import CudaMissing, PinnedCopy
+from benchmarks.common.program import positive
 from emergency_ckpt.state.link import find_link
 
 State = dict[str, Any]
@@ -51,30 +51,28 @@ _STEPS_AFTER = 10
 OURS, WITHOUT_COPIES, ORBAX = "ours", "ours, no copies on the device", "orbax"
 EMERGENCY = "orbax's emergency manager"
 WAYS = {1: (OURS, WITHOUT_COPIES, ORBAX), 2: (OURS, WITHOUT_COPIES, EMERGENCY)}
-"""By the number of slices."""
+"""The contenders, by the number of slices."""
 _LOOPBACK = "127.0.0.1"
 _RANK, _PORT, _PLACE = "ECKPT_TRAINING_RANK", "ECKPT_TRAINING_PORT", "ECKPT_TRAINING_PLACE"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    options = _parse(argv)
+    words = sys.argv[1:] if argv is None else argv
+    options = _parse(words)
     if _RANK in os.environ:
         rank, place = int(os.environ[_RANK]), Path(os.environ[_PLACE])
         _join(options, rank)
-        result = _result(options, place, rank)
-        _path_of(place, rank).write_text(json.dumps(result))
+        _path_of(place, rank).write_text(json.dumps(_result(options, place, rank)))
         return 0
+    about = machine.facts()
     with tempfile.TemporaryDirectory(dir=options.ramdisk, prefix="eckpt-training-") as place:
         if options.slices == 1:
             if options.platform:
                 jax.config.update("jax_platforms", options.platform)
             result = _result(options, Path(place), 0)
         else:
-            words = sys.argv[1:] if argv is None else argv
             result = _result_of_slices(options, words, Path(place))
-    print(_text(result))
-    options.out.mkdir(parents=True, exist_ok=True)
-    (options.out / "training.json").write_text(json.dumps(result, indent=1) + "\n")
+    program.publish(options, "training", about, _text(options, about, result), result)
     return 0
 
 
@@ -90,7 +88,6 @@ def _result(options: argparse.Namespace, place: Path, rank: int) -> dict[str, An
         lambda: jax.random.normal(jax.random.key(1), shape, jnp.bfloat16), out_shardings=sharding
     )
     batch = make_batch()
-    about = machine.facts() | {"device": device.device_kind, "platform": device.platform}
     steps = options.saves * options.every
     state = _first_state(layers, options.width, sharding)
     nbytes = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
@@ -104,7 +101,8 @@ def _result(options: argparse.Namespace, place: Path, rank: int) -> dict[str, An
         finally:
             session.close()
     return {
-        "machine": about,
+        "device": device.device_kind,
+        "platform": device.platform,
         "options": {key: str(value) for key, value in vars(options).items()},
         "state_bytes": nbytes,
         "seconds_of_a_step": bare_s / steps,
@@ -134,13 +132,7 @@ def _result_of_slices(
     if any(statuses):
         raise SystemExit(f"the processes of the slices ended with {statuses}")
     first, second = (json.loads(_path_of(place, rank).read_text()) for rank in (0, 1))
-    ways = {way: _slower(row, second["ways"][way]) for way, row in first["ways"].items()}
-    return {**first, "ways": ways}
-
-
-def _slower(first: Any, second: Any) -> Any:
-    """Return the greater of each two figures, in the structure of both."""
-    return jax.tree.map(max, first, second)
+    return {**first, "ways": jax.tree.map(max, first["ways"], second["ways"])}
 
 
 def _path_of(place: Path, rank: int) -> Path:
@@ -162,20 +154,18 @@ def _join(options: argparse.Namespace, rank: int) -> None:
     contenders.load("orbax-emergency").prepare()
 
 
-def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="benchmarks.training", description=__doc__)
-    parser.add_argument("--mib", type=arguments.positive, default=6144)
-    parser.add_argument("--width", type=arguments.positive, default=8192)
-    parser.add_argument("--tokens", type=arguments.positive, default=8192)
-    parser.add_argument("--saves", type=arguments.positive, default=6)
-    parser.add_argument("--every", type=arguments.positive, default=_STEPS_AFTER + 5)
+def _parse(words: Sequence[str]) -> argparse.Namespace:
+    parser = program.new_parser("training", __doc__)
+    parser.add_argument("--mib", type=positive, default=6144)
+    parser.add_argument("--width", type=positive, default=8192)
+    parser.add_argument("--tokens", type=positive, default=8192)
+    parser.add_argument("--saves", type=positive, default=6)
+    parser.add_argument("--every", type=positive, default=_STEPS_AFTER + 5)
     parser.add_argument("--slices", type=int, choices=sorted(WAYS), default=1)
-    every_way = sorted({way for ways in WAYS.values() for way in ways})
-    parser.add_argument("--ways", type=arguments.some_of(every_way), help="default: all")
+    parser.add_argument("--ways", type=program.words, help="default: all")
     parser.add_argument("--platform", default="", help="of JAX; default: what it finds")
-    parser.add_argument("--ramdisk", type=Path, default=Path("/dev/shm"))
-    parser.add_argument("--out", type=Path, default=Path("bench_out"))
-    options = parser.parse_args(argv)
+    parser.add_argument("--ramdisk", type=Path, default=Path("/dev/shm"), help="a tmpfs")
+    options = parser.parse_args(words)
     if options.every < _STEPS_AFTER:
         parser.error(f"--every must be {_STEPS_AFTER} or more: the steps after a save count")
     options.ways = options.ways or list(WAYS[options.slices])
@@ -270,7 +260,7 @@ def _session(way: str, place: Path, state: State, rank: int, mesh: Mesh) -> Sess
         return open_ours(site, **copies)
     place.mkdir(mode=0o700)
     if way == ORBAX:
-        return PlainSession(place, abstract, max_to_keep=1)
+        return plain_session(place, abstract, max_to_keep=1)
     return OurSession(
         abstract,
         local_dir=str(place),
@@ -288,6 +278,7 @@ def _measure(
     step, whole_s, stalls_s = 0, [], []
 
     def save(state: State) -> float:
+        """Return the seconds inside ``save``."""
         nonlocal step
         step += 1
         jax.block_until_ready(state)  # so that the time inside is not that of the step before
@@ -327,52 +318,46 @@ def _measure(
 
 
 def _link_rates(state: State) -> dict[str, float]:
-    """Return the GB/s of the link, by the ways of asking that there are here."""
+    """Return the GB/s of the link: as our probe found it, and by JAX's transfer on a GPU."""
     facts = find_link().facts
     rates = {f"probe ({facts.way})": facts.gb_s} if facts.gb_s else {}
     arrays = jax.tree.leaves(state["weights"])
-    if arrays[0].devices().pop().platform != "gpu":
+    if facts.platform != "gpu":
         return rates
-    nbytes = sum(array.nbytes for array in arrays)
-    try:
-        with PinnedCopy(nbytes, 0) as pinned:
-            pinned.copy(arrays)
-            began_s = time.perf_counter()
-            pinned.copy(arrays)
-            rates["cudaMemcpy, pinned"] = nbytes / 1e9 / (time.perf_counter() - began_s)
-    except CudaMissing as error:
-        print(f"no rate of the CUDA runtime: {error}")
+    pinned = arrays[0].sharding.with_memory_kind("pinned_host")
+    jax.block_until_ready(jax.device_put(arrays, pinned))  # makes the memory
+    began_s = time.perf_counter()
+    jax.block_until_ready(jax.device_put(arrays, pinned))
+    seconds = time.perf_counter() - began_s
+    rates["JAX into pinned memory"] = sum(array.nbytes for array in arrays) / 1e9 / seconds
     return rates
 
 
 # The report.
 
 
-def _text(result: Mapping[str, Any]) -> str:
-    about, gigabytes = result["machine"], result["state_bytes"] / 1e9
-    slices = " in each of two slices" if int(result["options"]["slices"]) > 1 else ""
-    lines = [
-        f"{gigabytes:.3g} GB of state on one {about['device']} ({about['platform']}){slices}, jax"
-        f" {jax.__version__}; {about['cores']} cores, {about['cpu']}, {about['memory']};"
-        f" a step takes {result['seconds_of_a_step'] * 1e3:.1f} ms",
-        "",
-        *(f"link, {name}: {rate:.1f} GB/s" for name, rate in result["link_gb_per_s"].items()),
-        "| ms | lost per save | inside save | until whole | the first | restore |",
-        "| --- | ---: | ---: | ---: | ---: | ---: |",
-    ]
+def _text(options: argparse.Namespace, about: Mapping[str, Any], result: Mapping[str, Any]) -> str:
+    slices = " in each of two slices" if options.slices > 1 else ""
+    rows = [["ms", "lost per save", "inside save", "until whole", "the first", "restore"]]
     for way, row in result["ways"].items():
-        values = [
+        seconds = [
             row["lost_per_save"],
             statistics.median(row["inside_save"]),
             statistics.median(row["until_whole"]),
             row["first_until_whole"],
             row["restore"],
         ]
-        lines.append(f"| {way} | " + " | ".join(f"{value * 1e3:.1f}" for value in values) + " |")
-    if about["platform"] == "cpu":
+        rows.append([way, *(f"{value * 1e3:.1f}" for value in seconds)])
+    lines = [
+        f"{result['state_bytes'] / 1e9:.3g} GB of state on one {result['device']}"
+        f" ({result['platform']}){slices}, jax {jax.__version__}; {machine.text(about)};"
+        f" a step takes {result['seconds_of_a_step'] * 1e3:.1f} ms",
+        "",
+        *(f"link, {name}: {rate:.1f} GB/s" for name, rate in result["link_gb_per_s"].items()),
+        tables.markdown(rows),
+    ]
+    if result["platform"] == "cpu":
         lines += ["", "On a CPU there is no device to copy from: these figures mean nothing."]
-    if (load := about["load_average_at_start"]) > machine.IDLE_LOAD:
-        lines += ["", f"Not an idle machine (load average {load:.1f} at start): do not publish."]
     return "\n".join(lines)
 
 
