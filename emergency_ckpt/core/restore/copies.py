@@ -17,12 +17,18 @@ from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from itertools import count
 from operator import attrgetter
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import msgspec
 
 from emergency_ckpt.core.boxes import BoxIndex, cover, describe, intersect, is_empty, volume
-from emergency_ckpt.core.restore.plan_types import Bundle, ManifestHolders, OwnManifest, TargetSet
+from emergency_ckpt.core.restore.plan_types import (
+    Bundle,
+    Copies,
+    ManifestHolders,
+    OwnManifest,
+    TargetSet,
+)
 from emergency_ckpt.types import Box, Contents, ShardId
 
 MAX_SOURCES = 8
@@ -34,22 +40,13 @@ MAX_HINTS = 64
 _T = TypeVar("_T")
 
 
-class Located(NamedTuple):
-    """The copies of what one process needs.
-
-    Attributes:
-      place: where the process begins in each list of holders. Processes with equal needs have
-        places that follow each other, so they begin at different holders.
-    """
-
-    bundles: tuple[Bundle, ...]
-    place: int
-
-
 def locate(
     tensors: SaveTensors, targets: Mapping[int, TargetSet], own: Mapping[int, str]
-) -> dict[int, Located] | list[str]:
+) -> dict[int, Copies] | list[str]:
     """Return the copies for each process, or one line for each leaf that no holders complete.
+
+    Processes with equal needs have places that follow each other, so they begin at different
+    holders.
 
     Args:
       targets: shards that each process needs, by process index.
@@ -65,10 +62,12 @@ def locate(
         return missing
     # The processes of one target set begin one after the other, those of the next one beside them.
     places = {key: number for number, key in enumerate(needs)}
-    located: dict[int, Located] = {}
+    located: dict[int, Copies] = {}
     for process in sorted(targets):
         key = id(canonical[process])
-        located[process] = Located(_nearest(needs[key], places[key]), places[key])
+        place = places[key]
+        manifests = tensors.own_manifests(own.get(process, ""))
+        located[process] = Copies(_nearest(needs[key], place), manifests, place)
         places[key] += 1
     return located
 

@@ -20,7 +20,7 @@ from itertools import islice
 import msgspec
 
 from emergency_ckpt.core.boxes import covers, whole
-from emergency_ckpt.core.restore.copies import Located, SaveTensors, locate
+from emergency_ckpt.core.restore.copies import SaveTensors, locate
 from emergency_ckpt.core.restore.divergence import left_out
 from emergency_ckpt.core.restore.inventory import (
     HeldHostState,
@@ -215,7 +215,7 @@ def _decide_local(
         mismatch = _count_mismatch(part.save.step, states.count, request)
         if mismatch is not None:
             return mismatch
-    return _plan(part, usable, tensors, located, states, request)
+    return _plan(part, usable, located, states, request)
 
 
 def _without(
@@ -301,28 +301,28 @@ def _count_mismatch(step: int, saved_count: int, request: _Request) -> NoPlan | 
 def _plan(
     part: SaveParts,
     usable: UsableInventory,
-    tensors: SaveTensors,
-    located: Mapping[int, Located],
+    copies: dict[int, Copies],
     states: HostStates | None,
     request: _Request,
 ) -> RestorePlan | str:
-    every_owner: tuple[HostStateFetch, ...] = ()
-    remap = states is not None and states.count != len(request.targets)
+    """Return the plan with the host states handed out; text: what they lack."""
     if states is not None and not states.all_empty:
-        strangers = [] if remap else sorted(set(request.targets) - set(states.copies))
-        if strangers:
+        every_owner: tuple[HostStateFetch, ...] = ()  # one object for all processes
+        is_remap = states.count != len(request.targets)
+        if is_remap:
+            every_owner = tuple(
+                HostStateFetch(owner, digest, holders[:MAX_HOST_STATE_SOURCES])
+                for owner, (digest, holders) in states.copies.items()
+            )
+        elif strangers := sorted(set(request.targets) - set(states.copies)):
             return f"no host state belongs to process {few(strangers)}"
-        every_owner = tuple(
-            HostStateFetch(owner, digest, holders[:MAX_HOST_STATE_SOURCES])
-            for owner, (digest, holders) in states.copies.items()
-        )
-    copies: dict[int, Copies] = {}
-    for process, (bundles, place) in located.items():
-        me = usable.own.get(process, "")
-        host_states = every_owner
-        if states is not None and every_owner and not remap:
-            host_states = (_own_host_state(process, states, me),)
-        copies[process] = Copies(bundles, tensors.own_manifests(me), place, host_states)
+        tensors, copies = copies, {}
+        for process, of_process in tensors.items():
+            host_states = every_owner
+            if not is_remap:
+                me = usable.own.get(process, "")
+                host_states = (_own_host_state(process, states, me),)
+            copies[process] = msgspec.structs.replace(of_process, host_states=host_states)
     return RestorePlan(
         step=part.save.step,
         save=part.save,
