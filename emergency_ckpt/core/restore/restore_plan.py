@@ -47,16 +47,6 @@ from emergency_ckpt.types import LOCAL, PERSISTENT, Box, Contents, LeafSpec, Sav
 MAX_HOST_STATE_SOURCES = 4
 
 
-@dataclass(frozen=True)
-class _Request:
-    """The arguments of ``plan_restore``."""
-
-    targets: Mapping[int, TargetSet]
-    leaves: Mapping[str, LeafSpec]
-    host_state_remap: bool
-    needs_host_state: bool
-
-
 def plan_restore(
     inventory: Inventory,
     targets: Mapping[int, TargetSet],
@@ -87,48 +77,239 @@ def plan_restore(
       needs_host_state: False to restore tensors alone.
       takes_rolled_back: a rolled-back save may be taken when there is no other.
     """
-    request = _Request(targets, leaves, host_state_remap, needs_host_state)
-    usable = filter_inventory(inventory)
+    planner = _Planner(inventory, targets, leaves, host_state_remap, needs_host_state)
     rejected: list[Rejection] = []
-    candidates = list(_newest_first(usable, inventory, requested_step))
+    candidates = list(planner.newest_first(requested_step))
     if takes_rolled_back:
-        candidates.sort(key=lambda candidate: bool(_rejection_reason(candidate, inventory)))
+        candidates.sort(key=lambda candidate: bool(planner.rejection_reason(candidate)))
     for candidate in candidates:
-        rejection_reason = _rejection_reason(candidate, inventory)
+        rejection_reason = planner.rejection_reason(candidate)
         if rejection_reason and not takes_rolled_back:
             left = _rejection(candidate, rejection_reason)
             rejected.append(msgspec.structs.replace(left, is_left=True))
             continue
         if isinstance(candidate, PersistentStep):
-            verdict = _decide_persistent(candidate, inventory, request)
+            verdict = planner.decide_persistent(candidate)
         else:
-            verdict = _decide_local(candidate, usable, inventory, request)
+            verdict = planner.decide_local(candidate)
         if isinstance(verdict, str):
             rejected.append(_rejection(candidate, verdict))
             continue
         return msgspec.structs.replace(verdict, rejected=tuple(rejected[:MAX_REJECTIONS]))
-    return _nothing_left(usable, inventory, request, requested_step, rejected)
+    return planner.nothing_left(requested_step, rejected)
 
 
-def _newest_first(
-    usable: UsableInventory, inventory: Inventory, requested_step: int | None
-) -> Iterator[SaveParts | PersistentStep]:
-    """Yield the candidates in order of preference."""
-    persistent = {item.step: item for item in sorted(inventory.persistent)}
-    local: dict[int, list[SaveParts]] = {}
-    for part in usable.saves:
-        local.setdefault(part.save.step, []).append(part)
-    for step in sorted(local.keys() | persistent.keys(), reverse=True):
-        if requested_step is not None and step != requested_step:
-            continue
-        stored = persistent.get(step)
-        for part in local.get(step, ()):  # the latest incarnation first
-            if stored is not None and not stored.is_foreign and _is_later(stored, part):
+class _Planner:
+    """The candidates of one inventory, and a verdict on each. For the arguments: ``plan_restore``.
+
+    A verdict is the plan; NoPlan for a step at which planning ends; text: what a step lacks.
+    """
+
+    def __init__(
+        self,
+        inventory: Inventory,
+        targets: Mapping[int, TargetSet],
+        leaves: Mapping[str, LeafSpec],
+        host_state_remap: bool,
+        needs_host_state: bool,
+    ) -> None:
+        self._inventory = inventory
+        self._usable = filter_inventory(inventory)
+        self._targets = targets
+        self._leaves = leaves
+        self._host_state_remap = host_state_remap
+        self._needs_host_state = needs_host_state
+
+    def newest_first(self, requested_step: int | None) -> Iterator[SaveParts | PersistentStep]:
+        """Yield the candidates in order of preference."""
+        persistent = {item.step: item for item in sorted(self._inventory.persistent)}
+        local: dict[int, list[SaveParts]] = {}
+        for part in self._usable.saves:
+            local.setdefault(part.save.step, []).append(part)
+        for step in sorted(local.keys() | persistent.keys(), reverse=True):
+            if requested_step is not None and step != requested_step:
+                continue
+            stored = persistent.get(step)
+            for part in local.get(step, ()):  # the latest incarnation first
+                if stored is not None and not stored.is_foreign and _is_later(stored, part):
+                    yield stored
+                    stored = None
+                yield part
+            if stored is not None:
                 yield stored
-                stored = None
-            yield part
-        if stored is not None:
-            yield stored
+
+    def rejection_reason(self, candidate: SaveParts | PersistentStep) -> str:
+        """Return why the timeline excludes the candidate; empty when it does not."""
+        timeline = self._inventory.timeline
+        if timeline is None:
+            return ""
+        if isinstance(candidate, PersistentStep):
+            if not candidate.is_seen:
+                return ""  # an inspection will tell
+            return timeline.rejection_reason(candidate.step, candidate.incarnation)
+        return timeline.rejection_reason(candidate.save.step, candidate.save.incarnation)
+
+    def decide_persistent(self, candidate: PersistentStep) -> RestorePlan | NoPlan | str:
+        """Return the verdict on a stored step; the processes that read it compare its leaves."""
+        if candidate.is_foreign:
+            return NoPlan("foreign", step=candidate.step, missing=(candidate.problem,))
+        if candidate.problem:
+            return candidate.problem
+        if persistent_unusable(candidate.step) in self._inventory.quarantined:
+            return "could not be read"
+        host_state_count: int | None = None
+        if self._needs_host_state and candidate.has_host_state:
+            host_state_count = candidate.process_count
+            mismatch = self._count_mismatch(candidate.step, host_state_count)
+            if mismatch is not None:
+                return mismatch
+        copies = {process: Copies() for process in sorted(self._targets)}
+        return RestorePlan(candidate.step, None, copies, host_state_count=host_state_count)
+
+    def decide_local(self, part: SaveParts) -> RestorePlan | NoPlan | str:
+        """Return the verdict on a save in RAM."""
+        step = part.save.step
+        if is_plain(part.save.incarnation) and any(
+            item.step == step and item.incarnation != part.save.incarnation
+            for item in self._inventory.persistent
+        ):
+            return "plain Orbax wrote it, and storage now has another step of this number"
+        states: HostStates | str | None = None
+        if self._needs_host_state:
+            states = choose_host_states(part, len(self._targets))
+        matching, foreign = _by_leaves(part, self._inventory, self._leaves)
+        others = left_out(part.save, matching, part.manifests, part.damaged)
+        tensors = SaveTensors(matching, part.manifests, _without(part, others))
+        copies = locate(tensors, self._targets, self._usable.own) if matching else ["no manifest"]
+        mismatches = self._mismatches(foreign, part) if isinstance(copies, list) else ()
+        lacks: list[str] = []
+        if isinstance(copies, list) and not mismatches:
+            if matching:
+                lacks.append(f"held nowhere: {few(copies)}")
+            else:
+                knew = self._usable.known_complete.get(part.save)
+                once = f", though {few(knew, 2)} once knew it to be complete" if knew else ""
+                lacks.append(f"no usable manifest is left{once}")
+            if others:
+                lacks.append("copies differ, and those that are taken are damaged")
+        if isinstance(states, str):
+            lacks.append(states)
+        if lacks or isinstance(states, str):
+            return "; ".join([*lacks, *([few(sorted(part.faults))] if part.faults else [])])
+        if isinstance(copies, list):
+            return NoPlan("state_mismatch", step=step, mismatches=mismatches)
+        if states is not None and not states.all_empty:
+            mismatch = self._count_mismatch(step, states.count)
+            if mismatch is not None:
+                return mismatch
+            handed = self._with_host_states(copies, states)
+            if isinstance(handed, str):
+                return handed
+            copies = handed
+        return RestorePlan(
+            step,
+            part.save,
+            copies,
+            addresses={name: holder.address for name, holder in self._usable.holders.items()},
+            host_state_count=None if states is None else states.count,
+        )
+
+    def _mismatches(self, foreign: Mapping[str, Contents], part: SaveParts) -> tuple[str, ...]:
+        """Return the differences of a complete save of other leaves; empty when it is not complete.
+
+        Targets are boxes of the expected leaves, so a save of other leaves is complete when its
+        shards cover each of its own leaves.
+        """
+        by_leaves: dict[tuple[LeafSpec, ...], list[str]] = {}
+        for digest, contents in foreign.items():
+            by_leaves.setdefault(contents.leaves, []).append(digest)
+        for leaves, digests in sorted(by_leaves.items(), key=lambda item: item[1]):
+            tensors = SaveTensors({d: foreign[d] for d in digests}, part.manifests, part.damaged)
+            boxes_of: dict[str, list[Box]] = {}
+            for digest in digests:
+                for shard in tensors.ids(digest):
+                    if tensors.copies(shard):
+                        boxes_of.setdefault(shard.leaf, []).append(shard.box)
+            if all(
+                covers(whole(leaf.global_shape), sorted(boxes_of.get(leaf.path, ())))
+                for leaf in leaves
+            ):
+                return compare_leaves(self._leaves, leaves)
+        return ()
+
+    def _count_mismatch(self, step: int, saved_count: int) -> NoPlan | None:
+        """Return why ``saved_count`` host states do not fit the job; None when they do."""
+        count = len(self._targets)
+        if saved_count == count or self._host_state_remap:
+            return None
+        missing = (
+            f"step {step} has host states of {saved_count} processes, not of {count}, and no remap"
+            " was given"
+        )
+        return NoPlan(
+            "host_state_count",
+            step=step,
+            missing=(missing,),
+            saved_count=saved_count,
+            process_count=count,
+        )
+
+    def _with_host_states(
+        self, copies: Mapping[int, Copies], states: HostStates
+    ) -> dict[int, Copies] | str:
+        """Return the copies with the host states of each process; text: what these lack."""
+        every_owner: tuple[HostStateFetch, ...] = ()  # one object for all processes
+        is_remap = states.count != len(self._targets)
+        if is_remap:
+            every_owner = tuple(
+                HostStateFetch(owner, digest, holders[:MAX_HOST_STATE_SOURCES])
+                for owner, (digest, holders) in states.copies.items()
+            )
+        elif strangers := sorted(set(self._targets) - set(states.copies)):
+            return f"no host state belongs to process {few(strangers)}"
+        handed: dict[int, Copies] = {}
+        for process, of_process in copies.items():
+            host_states = every_owner
+            if not is_remap:
+                me = self._usable.own.get(process, "")
+                host_states = (_own_host_state(process, states, me),)
+            handed[process] = msgspec.structs.replace(of_process, host_states=host_states)
+        return handed
+
+    def nothing_left(self, requested_step: int | None, rejected: list[Rejection]) -> NoPlan:
+        """Return the end of a planning that has passed over every candidate."""
+        missing: list[str] = []
+        for item in rejected[:MAX_REJECTIONS]:
+            which = f" of incarnation {item.incarnation}" if item.incarnation else ""
+            missing.append(f"step {item.step}{which}, {item.tier} tier: {item.reason}")
+        kind = "unrecoverable"
+        if requested_step is not None:
+            kind = "step_not_found"
+            missing = missing or [f"step {requested_step} is in no tier"]
+        elif not (
+            self._inventory.persistent or self._usable.known_complete or self._was_complete()
+        ):
+            kind, missing = "nothing", []
+        return NoPlan(
+            kind,
+            step=requested_step,
+            rejected=tuple(rejected[:MAX_REJECTIONS]),
+            missing=tuple(missing),
+            notes=(clip(self._usable.note),) if self._usable.note else (),
+        )
+
+    def _was_complete(self) -> bool:
+        """Return whether a step would be complete if no copy had failed: no fresh start."""
+        if not self._inventory.quarantined:
+            return False
+        before = _Planner(
+            msgspec.structs.replace(self._inventory, quarantined=frozenset()),
+            self._targets,
+            self._leaves,
+            self._host_state_remap,
+            self._needs_host_state,
+        )
+        return any(not isinstance(before.decide_local(part), str) for part in before._usable.saves)
 
 
 def _is_later(stored: PersistentStep, part: SaveParts) -> bool:
@@ -140,82 +321,10 @@ def _is_later(stored: PersistentStep, part: SaveParts) -> bool:
     return stored.incarnation > saved and stored.tensors_of != saved
 
 
-def _rejection_reason(candidate: SaveParts | PersistentStep, inventory: Inventory) -> str:
-    """Return why the timeline excludes the candidate; empty when it does not."""
-    if inventory.timeline is None:
-        return ""
-    if isinstance(candidate, PersistentStep):
-        if not candidate.is_seen:
-            return ""  # an inspection will tell
-        return inventory.timeline.rejection_reason(candidate.step, candidate.incarnation)
-    return inventory.timeline.rejection_reason(candidate.save.step, candidate.save.incarnation)
-
-
 def _rejection(candidate: SaveParts | PersistentStep, reason: str) -> Rejection:
     if isinstance(candidate, PersistentStep):
         return Rejection(candidate.step, PERSISTENT, clip(reason))
     return Rejection(candidate.save.step, LOCAL, clip(reason), candidate.save.incarnation)
-
-
-def _decide_persistent(
-    candidate: PersistentStep, inventory: Inventory, request: _Request
-) -> RestorePlan | NoPlan | str:
-    """Return the plan for a persistent step; the processes that read it compare its leaves.
-
-    NoPlan for a complete step that must not be restored: planning ends there. Text: what it lacks.
-    """
-    if candidate.is_foreign:
-        return NoPlan("foreign", step=candidate.step, missing=(candidate.problem,))
-    if candidate.problem:
-        return candidate.problem
-    if persistent_unusable(candidate.step) in inventory.quarantined:
-        return "could not be read"
-    wanted = request.needs_host_state and candidate.has_host_state
-    if wanted and (mismatch := _count_mismatch(candidate.step, candidate.process_count, request)):
-        return mismatch
-    return RestorePlan(
-        step=candidate.step,
-        save=None,
-        copies={process: Copies() for process in sorted(request.targets)},
-        host_state_count=candidate.process_count if wanted else None,
-    )
-
-
-def _decide_local(
-    part: SaveParts, usable: UsableInventory, inventory: Inventory, request: _Request
-) -> RestorePlan | NoPlan | str:
-    """Return the plan for this save, the reason why planning ends at it, or its missing parts."""
-    if _is_replaced(part, inventory):
-        return "plain Orbax wrote it, and storage now has another step of this number"
-    states: HostStates | str | None = None
-    if request.needs_host_state:
-        states = choose_host_states(part, len(request.targets))
-    matching, foreign = _by_leaves(part, inventory, request.leaves)
-    others = left_out(part.save, matching, part.manifests, part.damaged)
-    tensors = SaveTensors(matching, part.manifests, _without(part, others))
-    located = locate(tensors, request.targets, usable.own) if matching else ["no manifest"]
-    mismatches = _mismatches(foreign, part, request) if isinstance(located, list) else ()
-    lacks: list[str] = []
-    if isinstance(located, list) and not mismatches:
-        if matching:
-            lacks.append(f"held nowhere: {few(located)}")
-        else:
-            knew = usable.known_complete.get(part.save)
-            once = f", though {few(knew, 2)} once knew it to be complete" if knew else ""
-            lacks.append(f"no usable manifest is left{once}")
-        if others:
-            lacks.append("copies differ, and those that are taken are damaged")
-    if isinstance(states, str):
-        lacks.append(states)
-    if lacks or isinstance(states, str):
-        return "; ".join([*lacks, *([few(sorted(part.faults))] if part.faults else [])])
-    if isinstance(located, list):
-        return NoPlan("state_mismatch", step=part.save.step, mismatches=mismatches)
-    if states is not None and not states.all_empty:
-        mismatch = _count_mismatch(part.save.step, states.count, request)
-        if mismatch is not None:
-            return mismatch
-    return _plan(part, usable, located, states, request)
 
 
 def _without(
@@ -229,14 +338,6 @@ def _without(
             holder: damaged.get(holder, frozenset()) | shards for holder in part.manifests[digest]
         }
     return unusable
-
-
-def _is_replaced(part: SaveParts, inventory: Inventory) -> bool:
-    """Return whether it is a copy of a plain Orbax step that storage no longer has."""
-    return is_plain(part.save.incarnation) and any(
-        item.step == part.save.step and item.incarnation != part.save.incarnation
-        for item in inventory.persistent
-    )
 
 
 def _by_leaves(
@@ -257,81 +358,6 @@ def _by_leaves(
     return matching, foreign
 
 
-def _mismatches(
-    foreign: Mapping[str, Contents], part: SaveParts, request: _Request
-) -> tuple[str, ...]:
-    """Return the differences of a complete save of other leaves; empty when it is not complete.
-
-    Targets are boxes of the expected leaves, so a save of other leaves is complete when its shards
-    cover each of its own leaves.
-    """
-    by_leaves: dict[tuple[LeafSpec, ...], list[str]] = {}
-    for digest, contents in foreign.items():
-        by_leaves.setdefault(contents.leaves, []).append(digest)
-    for leaves, digests in sorted(by_leaves.items(), key=lambda item: item[1]):
-        tensors = SaveTensors({d: foreign[d] for d in digests}, part.manifests, part.damaged)
-        boxes_of: dict[str, list[Box]] = {}
-        for digest in digests:
-            for shard in tensors.ids(digest):
-                if tensors.copies(shard):
-                    boxes_of.setdefault(shard.leaf, []).append(shard.box)
-        if all(
-            covers(whole(leaf.global_shape), sorted(boxes_of.get(leaf.path, ()))) for leaf in leaves
-        ):
-            return compare_leaves(request.leaves, leaves)
-    return ()
-
-
-def _count_mismatch(step: int, saved_count: int, request: _Request) -> NoPlan | None:
-    """Return why ``saved_count`` host states do not fit the job; None when they do."""
-    if saved_count == len(request.targets) or request.host_state_remap:
-        return None
-    return NoPlan(
-        "host_state_count",
-        step=step,
-        missing=(
-            f"step {step} has host states of {saved_count} processes, not of"
-            f" {len(request.targets)}, and no remap was given",
-        ),
-        saved_count=saved_count,
-        process_count=len(request.targets),
-    )
-
-
-def _plan(
-    part: SaveParts,
-    usable: UsableInventory,
-    copies: dict[int, Copies],
-    states: HostStates | None,
-    request: _Request,
-) -> RestorePlan | str:
-    """Return the plan with the host states handed out; text: what they lack."""
-    if states is not None and not states.all_empty:
-        every_owner: tuple[HostStateFetch, ...] = ()  # one object for all processes
-        is_remap = states.count != len(request.targets)
-        if is_remap:
-            every_owner = tuple(
-                HostStateFetch(owner, digest, holders[:MAX_HOST_STATE_SOURCES])
-                for owner, (digest, holders) in states.copies.items()
-            )
-        elif strangers := sorted(set(request.targets) - set(states.copies)):
-            return f"no host state belongs to process {few(strangers)}"
-        tensors, copies = copies, {}
-        for process, of_process in tensors.items():
-            host_states = every_owner
-            if not is_remap:
-                me = usable.own.get(process, "")
-                host_states = (_own_host_state(process, states, me),)
-            copies[process] = msgspec.structs.replace(of_process, host_states=host_states)
-    return RestorePlan(
-        step=part.save.step,
-        save=part.save,
-        copies=copies,
-        addresses={name: holder.address for name, holder in usable.holders.items()},
-        host_state_count=None if states is None else states.count,
-    )
-
-
 def _own_host_state(process: int, states: HostStates, me: str) -> HostStateFetch:
     """Return the host state of ``process``, which has the name ``me`` as a holder."""
     digest, holders = states.copies[process]
@@ -340,44 +366,6 @@ def _own_host_state(process: int, states: HostStates, me: str) -> HostStateFetch
     if me in holders:
         order.insert(0, me)
     return HostStateFetch(process, digest, tuple(order[:MAX_HOST_STATE_SOURCES]))
-
-
-def _nothing_left(
-    usable: UsableInventory,
-    inventory: Inventory,
-    request: _Request,
-    requested_step: int | None,
-    rejected: list[Rejection],
-) -> NoPlan:
-    lines: list[str] = []
-    for item in rejected[:MAX_REJECTIONS]:
-        which = f" of incarnation {item.incarnation}" if item.incarnation else ""
-        lines.append(f"step {item.step}{which}, {item.tier} tier: {item.reason}")
-    missing = tuple(lines)
-    kind = "unrecoverable"
-    if requested_step is not None:
-        kind = "step_not_found"
-        missing = missing or (f"step {requested_step} is in no tier",)
-    elif not (inventory.persistent or usable.known_complete or _was_complete(inventory, request)):
-        kind, missing = "nothing", ()
-    return NoPlan(
-        kind,
-        step=requested_step,
-        rejected=tuple(rejected[:MAX_REJECTIONS]),
-        missing=missing,
-        notes=(clip(usable.note),) if usable.note else (),
-    )
-
-
-def _was_complete(inventory: Inventory, request: _Request) -> bool:
-    """Return whether a step would be complete if no copy had failed: then it is no fresh start."""
-    if not inventory.quarantined:
-        return False
-    before = msgspec.structs.replace(inventory, quarantined=frozenset())
-    usable = filter_inventory(before)
-    return any(
-        not isinstance(_decide_local(part, usable, before, request), str) for part in usable.saves
-    )
 
 
 @dataclass
