@@ -15,7 +15,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 from absl import logging
@@ -200,16 +200,17 @@ class RestoreLeader:
             if answer.save is not None:
                 return self._settled(answer, answer.save)
             assert self._persistent is not None, "else there is no persistent step to choose"
+            stored_step = persistent_unusable(answer.step)
             if self._loads[answer.step] >= MAX_LOADS:
                 reason = f"step {answer.step} was loaded from storage {MAX_LOADS} times; then"
-                self._cancel(answer.step, f"{reason} {self._last_failure}")
+                self._leave_out([stored_step], f"{reason} {self._last_failure}")
                 continue
             try:
                 planned = self._plan_stored(answer, self._persistent)
             except (PersistentTierError, CorruptData) as error:
                 if isinstance(error, PersistentTierError) and error.unreachable:
                     raise  # the step may well be usable: an older step must not replace it
-                self._cancel(answer.step, str(error))
+                self._leave_out([stored_step], str(error))
                 continue
             if planned is None:
                 continue
@@ -227,26 +228,29 @@ class RestoreLeader:
         self._attempts += 1
         text = "; ".join(f"process {p}: {s.error}" for p, s in list(failed.items())[:4])
         fatal = [status for status in failed.values() if not status.unusable]
-        self._last_failure = text
         if fatal or not new or self._attempts >= MAX_ATTEMPTS:
             kinds: set[FailureKind] = {status.kind for status in fatal}
             kind: FailureKind = kinds.pop() if len(kinds) == 1 else "failed"
             return Failed(text, kind, f"step {self._step}")
         if self._persistent is not None and any(copy.holder == PERSISTENT for copy in new):
             self._has_news(self._persistent)
-        self._replace(quarantined=self._inventory.quarantined | new)
-        self._events.emit(
-            "restore.stage", stage="replanned", attempt=self._attempts, reason=text[:500]
-        )
+        self._leave_out(new, text)
         return None
+
+    def _leave_out(self, unusable: Collection[Quarantined], reason: str) -> None:
+        """Leave copies, or a step in storage, out of the next choices."""
+        self._last_failure = reason
+        self._replace(quarantined=self._inventory.quarantined.union(unusable))
+        self._events.emit(
+            "restore.stage", stage="replanned", attempt=self._attempts, reason=reason[:500]
+        )
 
     def _complete_steps(self) -> CompleteSteps:
         """Return the steps that could be restored, by the processes' reports and storage."""
         if self._manifests.unread:
             self._replace(manifests=self._manifests.read_again(list(self._manifests.unread)))
-        steps_in_ram = {copy.save.step for h in self._inventory.holders for copy in h.tensors}
         local: tuple[int, ...] = ()
-        for step in sorted(steps_in_ram):
+        for step in sorted({save.step for save in self._saves_in_ram}):
             plan = self._plan(self._inventory, step)
             # A complete step that does not fit the present job counts: a restore tells why.
             if isinstance(plan, RestorePlan) or plan.kind in ("state_mismatch", "host_state_count"):
@@ -270,6 +274,10 @@ class RestoreLeader:
         return CompleteSteps(local, tuple(sorted(stored)))
 
     # Plans of what is known.
+
+    @property
+    def _saves_in_ram(self) -> set[SaveId]:
+        return {copy.save for holder in self._inventory.holders for copy in holder.tensors}
 
     def _plan_from_inventory(self) -> RestorePlan | NoPlan:
         step, stored = self._requested_step, tuple(sorted(self._stored.values()))
@@ -302,8 +310,7 @@ class RestoreLeader:
         if is_known or suspect.lives < MANY_LIVES:
             return
         self._told_suspects.add(save)
-        steps_in_ram = (copy.save.step for h in self._inventory.holders for copy in h.tensors)
-        reached = max([*steps_in_ram, save.step])
+        reached = max([save.step, *(held.step for held in self._saves_in_ram)])
         self._events.emit(
             "restore.suspect",
             step=save.step,
@@ -356,10 +363,13 @@ class RestoreLeader:
             steps = self._complete_steps()
         except CheckpointError as error:
             return f"the other steps cannot be listed: {error}"
-        named = {"RAM": steps.local, "storage": steps.persistent}
-        texts = [
-            f"{tier} has {_steps_in_words(of_tier)}" for tier, of_tier in named.items() if of_tier
-        ]
+        texts: list[str] = []
+        for tier, of_tier in (("RAM", steps.local), ("storage", steps.persistent)):
+            if of_tier:
+                numbers = ", ".join(map(str, of_tier[-_NAMED_STEPS:]))
+                left_out = len(of_tier) - _NAMED_STEPS
+                older = f" and {left_out} older" if left_out > 0 else ""
+                texts.append(f"{tier} has step{'s' * (len(of_tier) > 1)} {numbers}{older}")
         return " and ".join(texts) or "no tier has any complete step"
 
     def _next_incarnation(self) -> str:
@@ -449,10 +459,9 @@ class RestoreLeader:
         self._view, self._stored = view, steps
         self._greatest = max(self._greatest, view.greatest)
         # RAM may have a copy of a step of plain Orbax, made from these files or from former ones.
-        saves_in_ram = {copy.save for h in self._inventory.holders for copy in h.tensors}
         unsure = [
             steps[save.step]
-            for save in sorted(saves_in_ram)
+            for save in sorted(self._saves_in_ram)
             if save.step in steps and (not steps[save.step].is_seen or is_plain(save.incarnation))
         ]
         if unsure:
@@ -576,15 +585,6 @@ class RestoreLeader:
         self._take_view(tier, self._deadline_s)
         return True
 
-    def _cancel(self, step: int, reason: str) -> None:
-        """Exclude a persistent step from the next plan."""
-        self._last_failure = reason
-        unusable = persistent_unusable(step)
-        self._replace(quarantined=self._inventory.quarantined | {unusable})
-        self._events.emit(
-            "restore.stage", stage="replanned", attempt=self._attempts, reason=reason[:500]
-        )
-
     def _warn_left_out(self, step: int) -> None:
         """Warn once that ``step`` has a host state, where no process wants a host state.
 
@@ -594,10 +594,3 @@ class RestoreLeader:
             return
         self._leaves_out = True
         self._events.emit("warning", cause="restore_without_host_state", step=step)
-
-
-def _steps_in_words(steps: Sequence[int]) -> str:
-    """Return, in words, the newest of ``steps``, which are in rising order."""
-    left_out = len(steps) - _NAMED_STEPS
-    older = f" and {left_out} older" if left_out > 0 else ""
-    return f"step{'s' * (len(steps) > 1)} {', '.join(map(str, steps[-_NAMED_STEPS:]))}{older}"

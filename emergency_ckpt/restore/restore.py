@@ -365,7 +365,7 @@ class Restore:
         others have filled must not prevent a restore from RAM.
         """
         parts, save = self._parts, restored.save
-        if parts.process[0] == 0 and parts.stored_chain is not None:
+        if self._me == 0 and parts.stored_chain is not None:
             if restored.is_loaded:  # after a restore from RAM the ledgers in RAM are enough
                 parts.stored_chain.note_lives_soon(RestoredSave(save, lives))
             parts.stored_chain.began_from = save
@@ -404,7 +404,7 @@ class Restore:
             for rejection in report.rejected
             if rejection.step > report.step and not rejection.is_left
         ]
-        if newer and self._parts.process[0] == 0:
+        if newer and self._me == 0:
             text = "step %d is restored, and newer steps are passed over: %s"
             logging.warning(text, report.step, _passed_over_text(newer))
         return report
