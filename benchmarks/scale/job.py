@@ -271,5 +271,5 @@ def _leader_of(shape: Shape, peers: Peers) -> TimedLeader:
     )
     request = RestoreRequest(shape.tree(), None, None, wants_host_state=True, retained=None)
     end_s = time.monotonic() + DEADLINE_S
-    calls = HolderCalls(events, WorkProgress.until(end_s))
+    calls = HolderCalls(parts.client, events, WorkProgress.until(end_s))
     return TimedLeader(parts, request, shape.targets(), calls, end_s)

@@ -138,20 +138,9 @@ def divide(target: Box, boxes: Iterable[Box]) -> tuple[list[Portion], list[Box]]
     return portions, left
 
 
-def cover(target: Box, boxes: Iterable[Box]) -> tuple[list[Box], list[Box]]:
-    """Choose, in the given order, the boxes that add something to the cover of ``target``.
-
-    Returns (chosen boxes, parts of ``target`` that none of them holds). An empty second list
-    means that the chosen boxes hold all of ``target``; they may overlap, see ``divide``. For an
-    empty ``target`` no box is chosen.
-    """
-    portions, left = divide(target, boxes)
-    return list(dict.fromkeys(portion.source for portion in portions)), left
-
-
 def covers(target: Box, boxes: Iterable[Box]) -> bool:
     """Return whether the union of ``boxes`` holds every element of ``target``."""
-    return not cover(target, boxes)[1]
+    return not divide(target, boxes)[1]
 
 
 class BoxIndex:

@@ -54,9 +54,10 @@ class HolderCalls:
       progress: of the restore; no call is repeated after its deadline.
     """
 
-    def __init__(self, events: EventSink, progress: WorkProgress) -> None:
+    def __init__(self, client: TransferClient, events: EventSink, progress: WorkProgress) -> None:
+        self.client = client
+        self.events = events
         self.progress = progress
-        self._events = events
         self._got_s = -math.inf
 
     def got_one(self) -> None:
@@ -65,7 +66,7 @@ class HolderCalls:
 
     def note_failure(self, holder: str, address: str, error: CheckpointError) -> None:
         """Emit the event about a holder that gave no answer of use."""
-        self._events.emit(
+        self.events.emit(
             "restore.peer_unreachable",
             role="holder",
             peer=holder,
@@ -140,9 +141,8 @@ class ManifestReads:
       unread: the digests whose holders could not be reached, each with the save of its manifest.
     """
 
-    def __init__(self, own: ProcessHoldings, client: TransferClient, calls: HolderCalls) -> None:
+    def __init__(self, own: ProcessHoldings, calls: HolderCalls) -> None:
         self._own = own
-        self._client = client
         self._calls = calls
         self._found: dict[str, Contents] = {}
         self._holders: dict[str, dict[str, str]] = {}
@@ -189,7 +189,7 @@ class ManifestReads:
                 return self._calls.first(
                     f"manifest {digest[:12]}",
                     tuple(addresses),
-                    lambda holder: fetch_contents(self._client, addresses[holder], digest),
+                    lambda holder: fetch_contents(self._calls.client, addresses[holder], digest),
                     lambda holder, error: self._calls.note_failure(
                         holder, addresses[holder], error
                     ),

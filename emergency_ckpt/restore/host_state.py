@@ -24,13 +24,11 @@ from emergency_ckpt.restore.room import RestoreRoom
 from emergency_ckpt.restore.shards import CopiesFailed
 from emergency_ckpt.state import host_state as host_states
 from emergency_ckpt.state.host_state_codec import as_stateful
-from emergency_ckpt.transfer.client import TransferClient
 from emergency_ckpt.types import SaveId
 
 
 def fetch_documents(
     holdings: ProcessHoldings,
-    client: TransferClient,
     calls: HolderCalls,
     room: RestoreRoom,
     fetches: Sequence[HostStateFetch],
@@ -54,7 +52,7 @@ def fetch_documents(
                 data = holdings.host_state_bytes(save, wanted.owner, count)
             else:
                 address = addresses[source]
-                data = client.fetch_host_state(address, save, wanted.owner, count)
+                data = calls.client.fetch_host_state(address, save, wanted.owner, count)
             if data is None:
                 raise NotHeld("read", name, "not here any more")
             document = host_states.decode(data)

@@ -102,7 +102,7 @@ class RestoreLeader:
         self._limits = parts.config.time_limits
         self._end_s = end_s
         self._progress = calls.progress
-        self._manifests = ManifestReads(parts.holdings, parts.client, calls)
+        self._manifests = ManifestReads(parts.holdings, calls)
         self._inventory = Inventory((), {})
         self._wants_host_state = False
         self._leaves_out = request.tensors_only  # no warning is due, or it was given

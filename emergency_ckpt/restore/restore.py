@@ -91,7 +91,7 @@ class Restore:
             lambda fields: parts.events.emit("restore.progress", **fields),
             is_leader=self._me == 0,
         )
-        self._calls = HolderCalls(parts.events, self._progress)
+        self._calls = HolderCalls(parts.client, parts.events, self._progress)
         boxes = BoxTable(request.tree, count)
         self._targets = boxes.shards_of(self._me)
         leader: RestoreLeader | None = None
@@ -231,8 +231,6 @@ class Restore:
         parts.tier.protect([copy.save for copy in parts.tier.held()[0]])
         shards = ShardCollection(
             parts.tier,
-            parts.client,
-            parts.events,
             save=save,
             me=parts.holdings.name,
             targets=self._targets,
@@ -253,7 +251,6 @@ class Restore:
         with self._phase("host_state"):
             documents = fetch_documents(
                 parts.holdings,
-                parts.client,
                 self._calls,
                 self._room,
                 copies.host_states,

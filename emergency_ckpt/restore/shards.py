@@ -46,14 +46,12 @@ from emergency_ckpt.core.restore.part import fetch_groups, missing_shards, own_s
 from emergency_ckpt.core.restore.plan_types import Copies, FetchGroup, TargetSet
 from emergency_ckpt.core.shard_layout import Layout, lay_out
 from emergency_ckpt.errors import CheckpointError, RamdiskFull, RestoreFailed
-from emergency_ckpt.events import EventSink
 from emergency_ckpt.ram.manifest import build_contents
 from emergency_ckpt.ram.tier import LocalTier, SlotWriter
 from emergency_ckpt.restore.holders import HolderCalls
 from emergency_ckpt.restore.request import Tally
 from emergency_ckpt.restore.room import RestoreRoom
 from emergency_ckpt.state.dtypes import dtype_named
-from emergency_ckpt.transfer.client import TransferClient
 from emergency_ckpt.transfer.source import ShardTarget
 from emergency_ckpt.types import Box, Contents, LeafSpec, SaveId, ShardId
 from emergency_ckpt.work_progress import WorkProgress
@@ -163,8 +161,6 @@ class ShardCollection:
     def __init__(
         self,
         tier: LocalTier,
-        client: TransferClient,
-        events: EventSink,
         *,
         save: SaveId,
         me: str,
@@ -183,7 +179,7 @@ class ShardCollection:
         """
         self._tier = tier
         self._room = room
-        self._fetcher = ShardFetcher(client, events, calls, addresses, save=save)
+        self._fetcher = ShardFetcher(calls, addresses, save=save)
         self._save = save
         self._me = me
         self._targets = targets
@@ -535,21 +531,11 @@ class ShardFetcher:
       tally: bytes by where they came from.
     """
 
-    def __init__(
-        self,
-        client: TransferClient,
-        events: EventSink,
-        calls: HolderCalls,
-        addresses: Mapping[str, str],
-        *,
-        save: SaveId,
-    ) -> None:
+    def __init__(self, calls: HolderCalls, addresses: Mapping[str, str], *, save: SaveId) -> None:
         """``addresses``: of the holders, by name."""
-        self._client = client
-        self._addresses = addresses
-        self._events = events
-        self._save = save
         self._calls = calls
+        self._addresses = addresses
+        self._save = save
         self.unusable: list[Quarantined] = []
         self.tally = Tally()
         self._lock = threading.Lock()
@@ -558,7 +544,7 @@ class ShardFetcher:
         """Note that a copy cannot be used."""
         self.unusable.append(copy)
         leaf = "" if contents is None or copy.shard is None else str(contents.shard_id(copy.shard))
-        self._events.emit(
+        self._calls.events.emit(
             "restore.quarantined",
             step=self._save.step,
             holder=copy.holder,
@@ -574,7 +560,7 @@ class ShardFetcher:
         contents = self._calls.first(
             f"manifest {digest[:12]} of step {self._save.step}",
             holders,
-            lambda holder: fetch_contents(self._client, self._addresses[holder], digest),
+            lambda holder: fetch_contents(self._calls.client, self._addresses[holder], digest),
             lambda holder, error: self.mark_failed(Quarantined(holder, digest), None, str(error)),
         )
         if contents is None:
@@ -645,7 +631,7 @@ class ShardFetcher:
                 ShardTarget(shard, contents.shards[shard].nbytes, places[contents.shard_id(shard)])
                 for shard in left
             ]
-            received = self._client.fetch_shards(
+            received = self._calls.client.fetch_shards(
                 self._addresses[source],
                 group.digest,
                 targets,

@@ -115,7 +115,8 @@ class StepCatalog:
         if parts.coordinator.process_index == 0:
             targets = BoxTable(tree, parts.coordinator.process_count).targets()
             # Ends before the others stop waiting for its outcome.
-            calls = HolderCalls(parts.events, WorkProgress.until(end_s - limits.patience_s / 10))
+            progress = WorkProgress.until(end_s - limits.patience_s / 10)
+            calls = HolderCalls(parts.client, parts.events, progress)
             leader = RestoreLeader(parts, request, targets, calls, end_s)
         rounds = RestoreRounds(
             parts.coordinator,

@@ -1,7 +1,7 @@
 """The wait in ``save`` for the previous save, and the saves that get no turn.
 
-A save to RAM waits at most ``Config.save_timeout_s``. A save to storage waits only if a face demands
-that, or if the step must exist (a forced save, or the save after a notice).
+A save to RAM waits at most ``Config.save_timeout_s``. A save to storage waits only if a face
+demands that, or if the step must exist (a forced save, or the save after a notice).
 
 Processes that leave saves to RAM out on their own may never write the same save. Suppose that
 process A writes a save that B has left out; while A writes, A leaves out the next save, which B

@@ -37,11 +37,12 @@ class Ram:
 
 def fetch(data: bytes, wanted: str) -> list[Any]:
     fetches = (HostStateFetch(0, wanted, ("process/0",)),)
-    calls = HolderCalls(EventSink(None, process_index=0), WorkProgress.until(time.monotonic() + 5))
-    tier: Any = Ram(data)
     client: Any = None
+    sink = EventSink(None, process_index=0)
+    calls = HolderCalls(client, sink, WorkProgress.until(time.monotonic() + 5))
+    tier: Any = Ram(data)
     room = RestoreRoom(tier, lack="")
-    return fetch_documents(tier, client, calls, room, fetches, {}, SAVE, 1, "process/0")
+    return fetch_documents(tier, calls, room, fetches, {}, SAVE, 1, "process/0")
 
 
 def test_document_that_the_plan_names_is_taken() -> None:

@@ -118,13 +118,11 @@ class Job:
         with TransferClient(run_id="run", secret=SECRET) as client:
             shards = ShardCollection(
                 host.tier,
-                client,
-                sink,
                 save=SAVE,
                 me=holder_name(me),
                 targets=self.targets,
                 retained=None,
-                calls=HolderCalls(sink, WorkProgress.until(time.monotonic() + 60)),
+                calls=HolderCalls(client, sink, WorkProgress.until(time.monotonic() + 60)),
                 room=self.rooms[me],
                 addresses=plan.addresses,
                 loaded=host.holdings.loaded,

@@ -161,8 +161,8 @@ def test_damaged_shard_is_not_told(
 
 def fetcher_of(client: TransferClient, addresses: Mapping[str, str]) -> ShardFetcher:
     sink = EventSink(None, process_index=0)
-    calls = HolderCalls(sink, WorkProgress.until(time.monotonic() + 60))
-    return ShardFetcher(client, sink, calls, addresses, save=SAVE)
+    calls = HolderCalls(client, sink, WorkProgress.until(time.monotonic() + 60))
+    return ShardFetcher(calls, addresses, save=SAVE)
 
 
 def contents_of(holdings: MemoryHoldings, digest: str) -> Contents:

@@ -21,7 +21,7 @@ from typing import TypeVar
 
 import msgspec
 
-from emergency_ckpt.core.boxes import BoxIndex, cover, describe, intersect, is_empty, volume
+from emergency_ckpt.core.boxes import BoxIndex, describe, divide, intersect, is_empty, volume
 from emergency_ckpt.core.restore.plan_types import (
     Bundle,
     Copies,
@@ -84,13 +84,13 @@ def _nearest(needs: Needs, place: int) -> tuple[Bundle, ...]:
         others = [source for source in bundle.sources if source.digest not in named]
         sources += _cycle(others, place, MAX_SOURCES - len(sources)) if others else []
         named.update((source.digest, None) for source in sources)
-        nearest = tuple(
-            ManifestHolders(digest, tuple(_cycle(holders, place * MAX_SOURCES, MAX_SOURCES)))
-            if len(holders) > MAX_SOURCES
-            else ManifestHolders(digest, holders)
-            for digest, holders in ((source.digest, source.holders) for source in sources)
-        )
-        bundles.append(msgspec.structs.replace(bundle, sources=nearest))
+        nearest: list[ManifestHolders] = []
+        for source in sources:
+            holders = source.holders
+            if len(holders) > MAX_SOURCES:
+                holders = tuple(_cycle(holders, place * MAX_SOURCES, MAX_SOURCES))
+            nearest.append(ManifestHolders(source.digest, holders))
+        bundles.append(msgspec.structs.replace(bundle, sources=tuple(nearest)))
     return tuple(bundles)
 
 
@@ -445,8 +445,11 @@ class SaveTensors:
         touching = index.touching(target.box)
         if not index.is_disjoint:
             touching.sort(key=lambda box: (-_common_volume(box, target.box), box))
-        chosen, uncovered = cover(target.box, touching)
-        return None if uncovered else [ShardId(target.leaf, box) for box in chosen]
+        portions, uncovered = divide(target.box, touching)
+        if uncovered:
+            return None
+        boxes = dict.fromkeys(portion.source for portion in portions)
+        return [ShardId(target.leaf, box) for box in boxes]
 
     @cached_property
     def _copies_by_shard(self) -> dict[ShardId, list[Copy]]:

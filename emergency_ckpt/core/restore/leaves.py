@@ -49,10 +49,10 @@ def compare_leaves(expected: Mapping[str, LeafSpec], actual: Iterable[LeafSpec])
         if path in doubled:
             lines.append(f"{path}: stored with two different descriptions")
         elif path not in stored:
-            lines.append(f"{path}: expected {spec_text(expected[path])}, not in the checkpoint")
+            lines.append(f"{path}: expected {_spec_text(expected[path])}, not in the checkpoint")
         elif path not in expected:
             lines.append(
-                f"{path}: not in the given state, checkpoint has {spec_text(stored[path])}"
+                f"{path}: not in the given state, checkpoint has {_spec_text(stored[path])}"
             )
         else:
             lines.extend(_differences(expected[path], stored[path]))
@@ -61,15 +61,12 @@ def compare_leaves(expected: Mapping[str, LeafSpec], actual: Iterable[LeafSpec])
 
 def compare_targets(mine: Mapping[str, LeafSpec], first: Mapping[str, LeafSpec]) -> tuple[str, ...]:
     """Return one line for each leaf that two processes ask for in different forms, by path."""
-    return tuple(
-        f"{path}: {_side(mine.get(path))} here, {_side(first.get(path))} on process 0"
-        for path in sorted(mine.keys() | first.keys())
-        if mine.get(path) != first.get(path)
-    )
-
-
-def _side(leaf: LeafSpec | None) -> str:
-    return "absent" if leaf is None else spec_text(leaf)
+    lines: list[str] = []
+    for path in sorted(mine.keys() | first.keys()):
+        here, there = mine.get(path), first.get(path)
+        if here != there:
+            lines.append(f"{path}: {_spec_text(here)} here, {_spec_text(there)} on process 0")
+    return tuple(lines)
 
 
 def _differences(expected: LeafSpec, stored: LeafSpec) -> list[str]:
@@ -91,8 +88,9 @@ def _dtype(leaf: LeafSpec) -> str:
     return f"a {leaf.dtype}" if leaf.dtype in PYTHON_NUMBERS else f"dtype {leaf.dtype}"
 
 
-def spec_text(leaf: LeafSpec) -> str:
-    """Return dtype, shape and kind of keys of a leaf."""
+def _spec_text(leaf: LeafSpec | None) -> str:
+    if leaf is None:
+        return "absent"
     key = f" key {leaf.key_impl}" if leaf.key_impl is not None else ""
     return f"{leaf.dtype}{leaf.global_shape}{key}"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from typing import Any
 
 import pytest
 
@@ -47,9 +48,9 @@ class Holders:
         return outcome
 
     def first(self, *, deadline_s: float = math.inf, attempts: int | None = None) -> int | None:
-        calls = HolderCalls(
-            EventSink(self.events.append, process_index=0), WorkProgress.until(deadline_s)
-        )
+        client: Any = None
+        sink = EventSink(self.events.append, process_index=0)
+        calls = HolderCalls(client, sink, WorkProgress.until(deadline_s))
         return calls.first("step 10", list(self.left), self.ask, self.fail, attempts=attempts)
 
     def fail(self, holder: str, _: CheckpointError) -> None:
@@ -134,7 +135,8 @@ def test_holder_that_breaks_off_is_asked_while_some_of_it_comes(
     """Bytes move each time, so nothing stalls; without any of what is asked for it ends."""
     clock = Clock(monkeypatch)
     progress = WorkProgress(TimeLimits(60.0, 14400.0))
-    calls = HolderCalls(EventSink(None, process_index=0), progress)
+    client: Any = None
+    calls = HolderCalls(client, EventSink(None, process_index=0), progress)
     began_s = clock.now_s
 
     def ask(_: str) -> int:

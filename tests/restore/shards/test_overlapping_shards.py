@@ -80,13 +80,11 @@ def collected(
         sink = EventSink(None, process_index=0)
         shards = ShardCollection(
             host.tier,
-            client,
-            sink,
             save=SAVE,
             me=holder_name(0),
             targets=tuple(wanted if targets is None else targets),
             retained=None,
-            calls=HolderCalls(sink, WorkProgress.until(time.monotonic() + 60)),
+            calls=HolderCalls(client, sink, WorkProgress.until(time.monotonic() + 60)),
             room=RestoreRoom(host.tier, lack=""),
             addresses=addresses,
         )

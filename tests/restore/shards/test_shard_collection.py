@@ -55,13 +55,11 @@ def _fetching(
     ):
         shards = ShardCollection(
             tier,
-            client,
-            sink,
             save=SAVE,
             me="process/0",
             targets=_targets(holdings, digest),
             retained=None,
-            calls=HolderCalls(sink, WorkProgress.until(time.monotonic() + 30)),
+            calls=HolderCalls(client, sink, WorkProgress.until(time.monotonic() + 30)),
             room=RestoreRoom(tier, lack=""),
             addresses={"server": server.address},
         )
@@ -201,13 +199,11 @@ def _fetch_from(
     with TransferClient(run_id="run", secret=SECRET, streams=1) as client:
         shards = ShardCollection(
             tier,
-            client,
-            sink,
             save=SAVE,
             me="process/0",
             targets=_targets(holdings, digest),
             retained=None,
-            calls=HolderCalls(sink, WorkProgress.until(time.monotonic() + deadline_s)),
+            calls=HolderCalls(client, sink, WorkProgress.until(time.monotonic() + deadline_s)),
             room=RestoreRoom(tier, lack=""),
             addresses=addresses,
         )

@@ -59,8 +59,9 @@ class Restored:
             io_timeout_s=3,
         ) as client:
             sink = EventSink(self.events.append, process_index=0)
-            calls = HolderCalls(sink, WorkProgress.until(time.monotonic() + self.deadline_s))
-            self.fetcher = ShardFetcher(client, sink, calls, addresses, save=SAVE)
+            progress = WorkProgress.until(time.monotonic() + self.deadline_s)
+            calls = HolderCalls(client, sink, progress)
+            self.fetcher = ShardFetcher(calls, addresses, save=SAVE)
             share = SHARDS // len(sources)
             groups = [
                 FetchGroup(self.digest, tuple(range(share * n, share * (n + 1))), names)
