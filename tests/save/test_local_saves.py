@@ -380,9 +380,7 @@ def test_layout_digests_differ_with_the_shards() -> None:
 
 
 @pytest.mark.parametrize(("drops_older", "held"), [(True, [15]), (False, [10, 15])])
-def test_older_step_stays_until_its_memory_is_taken_or_is_dropped(
-    tmp_path: Path, drops_older: bool, held: list[int]
-) -> None:
+def test_older_step_stays_or_is_dropped(tmp_path: Path, drops_older: bool, held: list[int]) -> None:
     process = Process(tmp_path / "ram", ScriptedVote(), drops_older=drops_older)
     for step in (5, 10, 15):
         process.saves.run(job(step))
