@@ -30,15 +30,13 @@ from emergency_ckpt.core.copy_threads import threads_for
 from emergency_ckpt.core.save.timing import Repeats
 from emergency_ckpt.errors import CheckpointError, SaveFailed
 
-LOWEST_PRIORITY = 19
+_LOWEST_PRIORITY = 19
 """The highest niceness on Linux."""
 SAVE_NICENESS = 10
 """Niceness of the threads that save: where cores are scarce, training goes first."""
 
 # Steps, times and random names, which differ between two occurrences of one failure.
 _NUMBER = re.compile(r"[0-9a-f]*[0-9][0-9a-f]*")
-
-
 _PIECE_S = 0.5
 """Longest time until a handler runs whose signal came just before a wait."""
 
@@ -60,6 +58,7 @@ def no_garbage_collection() -> Generator[None]:
 
 
 _PROBE_BYTES = 16 << 20
+_FIRST_TOLD_S = 5.0
 
 
 def copy_threads() -> int:
@@ -94,9 +93,6 @@ def new_memory(name: str, size_bytes: int) -> _native.Mapping:
         return _native.Mapping(file, size_bytes, writable=True)
     finally:
         os.close(file)
-
-
-FIRST_TOLD_S = 5.0
 
 
 class Closeable(Protocol):
@@ -210,11 +206,9 @@ class SignalFlag:
         self._wakes.put(None)  # reentrant, as documented
 
     def clear(self) -> None:
-        """Clear the flag."""
         self._is_set = False
 
     def is_set(self) -> bool:
-        """Return whether the flag is set."""
         return self._is_set
 
     def wait(self, timeout_s: float | None = None) -> bool:
@@ -331,7 +325,7 @@ class BackgroundWorker:
             # Linux keeps a priority per thread and accepts its id in place of a process's.
             me = threading.get_native_id()
             lower = os.getpriority(os.PRIO_PROCESS, me) + self._niceness
-            os.setpriority(os.PRIO_PROCESS, me, min(lower, LOWEST_PRIORITY))
+            os.setpriority(os.PRIO_PROCESS, me, min(lower, _LOWEST_PRIORITY))
         except OSError as error:  # a sandbox may forbid it, and the work must still run
             logging.warning("%s keeps the priority of training: %s", self._thread.name, error)
 
@@ -340,13 +334,13 @@ class BackgroundWorker:
 def told_while(tell: Callable[[float], None], deadline_s: float) -> Generator[None]:
     """Call ``tell`` from a thread of its own, with the seconds left, while the block goes on.
 
-    First after ``FIRST_TOLD_S``, or a quarter of the time until ``deadline_s`` of
+    First after 5 s, or a quarter of the time until ``deadline_s`` of
     ``time.monotonic`` where that is less; then at intervals that double.
     """
     ended = threading.Event()
 
     def wait() -> None:
-        pause_s = min(FIRST_TOLD_S, max(0.0, deadline_s - time.monotonic()) / 4)
+        pause_s = min(_FIRST_TOLD_S, max(0.0, deadline_s - time.monotonic()) / 4)
         while not ended.wait(pause_s) and (left_s := deadline_s - time.monotonic()) > 0:
             tell(left_s)
             pause_s *= 2
@@ -390,8 +384,7 @@ def closing(resource: Closeable, work: Callable[[], object]) -> Callable[[], Non
 class FinalCalls:
     """Calls of finalisers, one after the other, in a thread of their own.
 
-    A finaliser runs at any instant, in a thread that may have any lock. So it may neither wait nor
-    start a thread.
+    A finaliser runs in a thread that may have any lock, so it may neither wait nor start a thread.
     """
 
     def __init__(self) -> None:

@@ -53,10 +53,7 @@ class Event:
 
 
 def point_of(name: str, fields: Fields) -> str:
-    """Return the point of the work that an event marks: its name, with its stage or its cause.
-
-    Events of one work, or of one outcome, have one name, so that a reader finds them all by it.
-    """
+    """Return the point of the work that an event marks: its name, with its stage or its cause."""
     part = fields.get("stage") or fields.get("cause")
     return f"{name}.{part}" if part else name
 
@@ -164,11 +161,6 @@ def _restore(fields: Fields) -> str:
     return f"{text}; passed over {fields['passed_over']}" if fields["passed_over"] else text
 
 
-def _nothing(fields: Fields) -> str:
-    del fields
-    return "nothing to restore: no step of this run was ever saved"
-
-
 def _ignored(fields: Fields) -> str:
     return (
         f"save of step {fields['step']} ignored: step {fields['newest']}, which was saved or"
@@ -227,7 +219,7 @@ def _preempted(fields: Fields) -> str:
 _LINES: dict[str, Callable[[Fields], str]] = {
     "start.ready": _start,
     "restore.finished": _restore,
-    "restore.nothing": _nothing,
+    "restore.nothing": lambda _: "nothing to restore: no step of this run was ever saved",
     "restore.note": lambda fields: f"restore: {fields['text']}",
     "persistent.problem.waiting": lambda fields: str(fields["text"]),
 }

@@ -1,8 +1,6 @@
-"""Observers: what watches a checkpointer, its events and its steps, without being asked by it.
+"""Observers: they receive a checkpointer's events, and learn of its start, its steps and its end.
 
-``on_event`` takes functions of an event, and observers, which also learn of the start, of the
-processes of the job, of each step and of the end. The event log, the metrics for Prometheus and
-the hang watch are observers (``emergency_ckpt.extras``).
+``on_event`` takes observers, and functions of an event.
 """
 
 from __future__ import annotations
@@ -38,7 +36,7 @@ class AtStep(NamedTuple):
 
 
 class StepProgress:
-    """Written by the training thread, read by any: each write is one assignment, without a lock.
+    """The steps of the training thread, for any thread: a write is one assignment, without a lock.
 
     Attributes:
       thread: identity of the thread that has named the newest step.
@@ -81,7 +79,6 @@ class StepProgress:
         self._now = (None, "", 0.0, time.monotonic())
 
     def read(self) -> AtStep:
-        """Return the progress at this moment."""
         step, call, limit_s, since_s = self._now
         return AtStep(step, call, time.monotonic() - since_s, limit_s)
 

@@ -36,7 +36,6 @@ class RunClock:
         self._thread: threading.Thread | None = None
 
     def now_s(self) -> float:
-        """Return the time by this clock."""
         with self._lock:
             return self._at(time.monotonic())
 
@@ -115,7 +114,6 @@ class WorkProgress:
             self._piece = max(self._piece, piece_bytes)
 
     def add(self, nbytes: int) -> None:
-        """Note that bytes have moved."""
         self.touch(nbytes)
 
     def touch(self, nbytes: int = 0) -> None:

@@ -262,7 +262,6 @@ class AgreedNotices(OwnNotices):
 
     @property
     def noticed_s(self) -> float:
-        """As ``OwnNotices.noticed_s``, for a notice at any process."""
         return self._told_s
 
     def reached(self, number: int) -> bool:
@@ -278,7 +277,6 @@ class AgreedNotices(OwnNotices):
         return self._sync is not None and number >= self._sync
 
     def end(self) -> None:
-        """As ``OwnNotices.end``."""
         self._has_ended = True
         try:
             self._answer(_ENDED)

@@ -61,7 +61,13 @@ def topology_of(
     if replica_axis is None:
         axis = replicated_axis(mesh, held_leaves, needs_whole=needs_whole)
         return one if axis is None else _along(mesh, axis)
-    return _along(mesh, _axis_of(mesh, replica_axis))
+    axes = mesh.axis_names
+    if isinstance(replica_axis, str) and replica_axis in axes:
+        return _along(mesh, axes.index(replica_axis))
+    if isinstance(replica_axis, int) and 0 <= replica_axis < len(axes):
+        return _along(mesh, replica_axis)
+    problem = f"replica_axis {replica_axis!r} is none of the axes {axes} of the mesh"
+    raise ConfigError([f"{problem}; without the setting mesh, it is that of the state's shardings"])
 
 
 def replicated_axis(
@@ -70,13 +76,9 @@ def replicated_axis(
     """Return the axis of ``mesh`` along which the most bytes are replicated, the first of equals.
 
     The axis is the same on all processes. Only axes with several slices count: along an axis of
-    size 1 (as MaxText's ``diloco``), or inside a host, no other host would have a copy. The result
-    is None where nothing is replicated. With
-    ``needs_whole`` (a slice must hold the whole state, to write it to storage) the result is also
-    None where a part of the state is not replicated.
-
-    Args:
-      held_leaves: the processes that hold each part of the state.
+    size 1 (as MaxText's ``diloco``), or inside a host, no other host would have a copy. With
+    ``needs_whole`` (a slice must hold the whole state, to write it to storage) an axis counts only
+    if all of the state is replicated along it. None where no axis counts.
     """
     chosen, most = None, 0
     for axis in range(mesh.devices.ndim):
@@ -95,17 +97,6 @@ def _along(mesh: jax.sharding.Mesh, axis: int) -> Topology:
         for coordinate, device in np.ndenumerate(mesh.devices)
     }
     return _merged(pairs, jax.process_count())
-
-
-def _axis_of(mesh: jax.sharding.Mesh, replica_axis: str | int) -> int:
-    axes = mesh.axis_names
-    if isinstance(replica_axis, str):
-        if replica_axis in axes:
-            return axes.index(replica_axis)
-    elif 0 <= replica_axis < len(axes):
-        return replica_axis
-    problem = f"replica_axis {replica_axis!r} is none of the axes {axes} of the mesh"
-    raise ConfigError([f"{problem}; without the setting mesh, it is that of the state's shardings"])
 
 
 def _mesh_of(tree: StateTree) -> jax.sharding.Mesh | None:

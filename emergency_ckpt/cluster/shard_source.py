@@ -22,7 +22,6 @@ _CHECK_INTERVAL_S = 1.0
 
 
 def holder_name(process_index: int) -> str:
-    """Return the name of a process as a holder."""
     return f"process/{process_index}"
 
 

@@ -4,8 +4,7 @@ A run may end long after its last save to storage, and RAM is lost with its host
 written as any other step (``save.persistent``), but its bytes come from the slots that have it
 (``PublishedCapture``), and from the host states in RAM. No array of the user is read.
 
-The leader alone knows what storage has, and sets a cell with its decision. A process waits for this
-decision where its RAM has a newer step than the process knows of in storage. A process that cannot
+The leader alone knows what storage has, and sets a cell with its decision. A process that cannot
 take part reports that in the rounds of the save, which then fails on all processes; this failure is
 no error, since the user has not asked for the save.
 """
@@ -110,19 +109,29 @@ class LastStep:
           goes_on: the loop has not ended, and may save again. Then a step of an earlier life, and a
             step that an earlier attempt may have sent to storage, are not written.
         """
+        parts, in_ram = self._parts, self._parts.local.complete
         when = "overdue" if goes_on else "last"
-        cell = Cell(self._parts.coordinator, f"{when}/{self._saved.incarnation}")
+        cell = Cell(parts.coordinator, f"{when}/{self._saved.incarnation}")
+
+        def inspect_leader() -> str:
+            inspect()
+            newest, left = parts.local.complete, LeftProcesses(parts.coordinator)
+            assert newest is not None, "else nothing is waited for"
+            return left.absent(PERSISTENT, newest, {0}).get(0, "")
+
         try:
             if self._me == 0:
                 decision = self._decide(placement, goes_on=goes_on)
                 if self._count > 1:
                     cell.settle(msgspec.json.encode(decision))
-            elif placement is None or not self._lacks_something():
+            elif placement is None or in_ram is None:
                 return None
+            elif in_ram.step <= max(self._persistent.steps, default=-1):
+                return None  # storage lacks nothing, as far as this process knows
             else:
                 left_s = max(0.0, deadline_s - time.monotonic())
-                data = cell.wait(left_s, lambda: self._why_not_waited_for(inspect))
-                decision = decision_of(data, self._parts.config.run_name, self._count)
+                data = cell.wait(left_s, inspect_leader)
+                decision = decision_of(data, parts.config.run_name, self._count)
         except CheckpointError as error:
             self.reason = str(error)
             return None
@@ -165,10 +174,6 @@ class LastStep:
 
         self._schedule.start(closing(capture, chain(work)))
 
-    def _lacks_something(self) -> bool:
-        complete = self._parts.local.complete
-        return complete is not None and complete.step > max(self._persistent.steps, default=-1)
-
     def _decide(self, placement: ProcessPlacement | None, *, goes_on: bool) -> LastSave:
         """Return the decision, at the leader; nothing where it fails."""
         if placement is None:
@@ -208,10 +213,3 @@ class LastStep:
             problem = f"process {self._me} does not have its own in RAM"
             raise HostStateError("read", f"host state of step {save.step}", problem)
         return decode_of(save, self._me, self._count, data)
-
-    def _why_not_waited_for(self, inspect: Callable[[], None]) -> str:
-        """Return why the leader will not decide; empty while it may. PeerLeft: it has died."""
-        inspect()
-        complete, left = self._parts.local.complete, LeftProcesses(self._parts.coordinator)
-        assert complete is not None, "else nothing is waited for"
-        return next(iter(left.absent(PERSISTENT, complete, {0}).values()), "")

@@ -183,7 +183,6 @@ class TierSchedule:
         self._after_save, self._begun = after_save, -1
 
     def announced(self, step: int) -> None:
-        """Note that ``step`` is announced."""
         with self._lock:
             self._announced_step = max(step, self._announced_step or step)
             self._announces_again = False

@@ -80,7 +80,6 @@ class Turns:
                 self._left_out = left_out
 
     def is_left_out(self, save: SaveId) -> bool:
-        """Return whether the leader has left ``save`` out."""
         with self._lock:
             return self._left_out is not None and in_order(save) <= self._left_out
 

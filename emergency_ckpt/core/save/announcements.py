@@ -200,16 +200,15 @@ class Progress(NamedTuple):
 
 
 def before_first_step(step: int, now_s: float) -> Progress:
-    """Return the progress before a life's first steps, of which ``step`` is the last before them.
+    """Return the progress before a life's first steps, which come after ``step``, one by one.
 
-    The next steps are expected one by one, and the next one to come after ``LEAD_AT_FIRST_S``: the
-    first ones are compiled. That costs nothing where others come.
+    The next step is expected after ``LEAD_AT_FIRST_S``, since the first steps are compiled.
     """
     return Progress(step, now_s, 1.5 * LEAD_AT_FIRST_S, recent=(step, step))
 
 
 class StepClock:
-    """Measures the time per step over the last steps. Time is an argument; not thread-safe."""
+    """Measures the time per step over the last steps. Not thread-safe."""
 
     _KEPT = 32
 

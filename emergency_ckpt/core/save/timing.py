@@ -73,11 +73,9 @@ class EverySeconds:
 
     @property
     def words(self) -> str:
-        """As ``TimingRule``."""
         return f"every {self.interval_s:g} s"
 
     def due(self, status: TierStatus) -> bool:
-        """As ``TimingRule``."""
         return not status.busy and status.since_last_s >= self.interval_s
 
 
