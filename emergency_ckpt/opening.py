@@ -253,15 +253,9 @@ class Opened:
         self._storage = storage = self._open_storage()
         if storage is None or storage.claim is None:
             return Known()
-        # The probe makes the directory where it must be there.
-        is_made = self.config.only_reads or (
-            self._saves_to_storage and "storage" in self.config.require
-        )
-
-        def create(deadline_s: float) -> None:
-            if not is_made:
-                storage.tier.create(deadline_s)
-
+        # Where ``require`` names storage, the probe makes the directory.
+        is_probed = self._saves_to_storage and "storage" in self.config.require
+        create = None if self.config.only_reads or is_probed else storage.tier.create
         return storage.claim.inspect(storage.tier.directory, create)
 
     # The parts.

@@ -173,14 +173,15 @@ class ClaimAtStart:
         self._refusal: DirectoryInUse | None = None
         self.has_read = False
 
-    def inspect(self, directory: str, create: Callable[[float], None]) -> Known:
+    def inspect(self, directory: str, create: Callable[[float], None] | None) -> Known:
         """Read the log; return what it knows of the run. Blocks for storage.
 
         Never raises, because RAM may be enough. ``create``: makes the directory until a deadline.
         """
         try:
             with told_of_wait(self._events, directory, self._deadline_s):
-                create(self._deadline_s)
+                if create is not None:
+                    create(self._deadline_s)
                 try:
                     self._writer.find(self._deadline_s)
                     self._tell_other_name(directory)

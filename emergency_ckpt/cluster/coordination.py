@@ -212,10 +212,7 @@ def connect(run_id: str) -> Coordinator:
 
 
 def connect_start() -> Coordinator:
-    """Return the coordinator for the first round of a start, before settings are known to be equal.
-
-    As ``connect``, in a namespace that depends on no setting.
-    """
+    """Return the coordinator for a start's first round; its namespace depends on no setting."""
     return connect("")  # no run has this name
 
 
@@ -298,7 +295,7 @@ def own_address(bind_host: str | None = None) -> str:
 
 
 def route_to(host: str) -> str:
-    """Return this host's address on its route to ``host``, a numeric address; empty without one."""
+    """Return this host's address on its route to the address ``host``; empty without one."""
     try:
         return _address_towards(host, _DISCARD_PORT)
     except OSError as error:
@@ -320,10 +317,9 @@ def joined_errors(errors: Mapping[int, str]) -> str:
 
 
 def run_and_report(work: Callable[[], object], tell: Callable[[str], Told]) -> Told:
-    """Run ``work``, report its result to the others with ``tell``; return the result of ``tell``.
+    """Run ``work``, and call ``tell`` with the text of its error, empty on success.
 
-    ``tell`` gets the text of the error of ``work``, empty on success. The error is raised after the
-    call of ``tell``, as a CheckpointError.
+    Returns the result of ``tell``; but raises the error of ``work``, as a CheckpointError.
     """
     failure: CheckpointError | None = None
     try:

@@ -9,8 +9,7 @@ A process that dies announces nothing: ``peers.LostPeers`` ends the wait for it 
 the engine and JAX's heartbeats decide on the rest.
 
 A process that begins a save takes no part in earlier saves that it left out, and reports that too
-(``come_to``). ``LeftProcesses.absent`` combines all these reports into the list of absent
-processes; it is the only source of that list.
+(``come_to``). ``LeftProcesses.absent`` combines all these reports.
 """
 
 from __future__ import annotations
@@ -40,11 +39,8 @@ _ASKED_ALONE = 2
 """The keys of so few processes are read one by one; the list of all keys grows with the job."""
 _REASON_LIMIT_CHARS = 500
 
-
 Place = tuple[int, int, str]
-"""Number of a save's life, its step, and the part that a forced save adds to the incarnation.
-
-Short, because every process sends its place with each save."""
+"""Number of a save's life, its step, and the part that a forced save adds to the incarnation."""
 _LAST: Place = (MAX_INT, 0, "")
 """A place after every save: of a leaving process that takes part in the last save to storage."""
 
@@ -57,10 +53,7 @@ class _Leaving(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def in_order(save: SaveId) -> Place:
-    """Return a key that rises with each save of a process.
-
-    Later lives sort later, and so does a step that is forced again within one life.
-    """
+    """Return a key that rises with each save: in later lives, and when a step is forced again."""
     return number_of(save.incarnation), save.step, save.incarnation.partition(".")[2]
 
 

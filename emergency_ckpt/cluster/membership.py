@@ -51,7 +51,7 @@ class JobStart(NamedTuple):
 
 
 class Membership:
-    """Joins the job on construction, which is collective: it succeeds on all processes or on none.
+    """Joins the job on construction: collective, on all processes or on none.
 
     Attributes:
       incarnation: its name, which the leader has chosen, and which this process's RAM records.
@@ -178,8 +178,8 @@ class Membership:
     def _ensure_local_dir(self) -> Path:
         """Return the directory of runs in RAM, of which this process claims its part.
 
-        A job that only reads keeps no step in RAM, and the directories of its run belong to the job
-        that saves. So each of its processes makes its own directory elsewhere, for small files.
+        The directories of a run belong to the job that saves. So each process of a job that only
+        reads, which keeps no step in RAM, makes its own directory elsewhere, for small files.
         """
         if not self._config.only_reads:
             return Path(resolved(self._config.local_dir))

@@ -2,9 +2,8 @@
 
 In a round each member sends one value, and the leader answers. Only the leader reads these values,
 so a round of n members takes 2 n calls of the service and a few more. Where the answer differs
-between members, there is one key for each eight members, since the leader sets its keys one after
-the other, while the members read at the same time. In a cell the first process sets the value, and
-that value counts for all.
+between members, there is one key for each eight members. In a cell the first process sets the
+value, and that value counts for all.
 
 Guaranteed: a wait ends when the awaited process has announced that it has left, and at a deadline.
 The leader always answers: when its rule raises, or a member that it needs does not come, ``learn``
@@ -155,8 +154,7 @@ class Cell:
     def settle(self, value: bytes) -> bytes:
         """Set the cell, unless the cell is set; return the value that counts.
 
-        Where that value is not known, the error of the service is raised; ``value`` may have been
-        set all the same.
+        An error of the service is raised where that value is not known; ``value`` may be set then.
         """
         try:
             self._coordinator.put(self.key, value)
@@ -539,7 +537,7 @@ def run_on_all(
 def leave_together(coordinator: Coordinator, timeout_s: float) -> None:
     """Wait until all processes have called this function. A failure is logged.
 
-    Otherwise the first exit could get the other processes killed, or end the coordination service.
+    The first exit could get the other processes killed, or end the coordination service.
     """
     try:
         last_round = Round(coordinator, "preempted", timeout_s, prompt=True)

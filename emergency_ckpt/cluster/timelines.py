@@ -180,9 +180,7 @@ def told_of_wait(
 class StoredChain:
     """Writes this incarnation's chain with its saves. For one thread at a time; blocks.
 
-    A job that does not save to storage changes nothing in storage, because it may read a directory
-    to which another job writes. Methods raise PersistentTierError, which is DirectoryInUse when
-    this incarnation may not write.
+    Methods raise PersistentTierError, which is DirectoryInUse when this incarnation may not write.
 
     Args:
       soon: a writer like ``writer`` whose calls to storage wait for ``SOON_S`` at most.

@@ -19,12 +19,9 @@ Not guaranteed: that a save succeeds. A failed save is logged, counted, raised b
 The decision is a value, and not a barrier, because a barrier can succeed at one process and time
 out at another: the first would then overwrite s, the second s+k, and after a crash neither is
 complete. A process that cannot read the decision is in doubt: it protects both saves, skips, and
-asks again at the next save. The leader decides on each save before it begins the next one, so a
-save that the leader has passed without a decision is incomplete. Where the leader has left, the
-save stays in doubt. The decision of the newest complete save is never deleted. There are no
-barriers, since the coordination service keeps the name of each, some 900 bytes, as long as the
-service runs. A ``get`` that runs into its deadline costs the service 15 kB until the key is set, so
-waits read the key at intervals instead (``cluster.round.wait_for_key``).
+asks again at the next save. Where the leader has left before it decided, the save stays in doubt.
+The decision of the newest complete save is never deleted. There are no barriers, since the
+coordination service keeps the name of each, some 900 bytes, as long as the service runs.
 
 Where a save takes longer than the next one may wait, the leader leaves the next save out for all
 processes (``turn_wait``), and names it in the decision on the save under way.
@@ -35,11 +32,8 @@ this report, and for a report that the process has begun a later save. A wait in
 thread also checks whether the port of a process is closed (``cluster.peers.LostPeers``).
 
 When to save: the training thread decides what follows from the step alone, alike on all processes.
-The leader decides what depends on a clock or on a save under way (continuous, adaptive, every so
-many seconds, a user's policy), and announces the step far enough ahead (``announcements``; the
-rules are ``core.save.announcements``). Each process then decides from the step alone. A process
-that reads an announcement too late reports that (``save.skipped``, cause "late") and votes against
-the save, which is then incomplete, and is announced once more.
+The leader decides what depends on a clock or on a save under way, and announces the step ahead
+(``announcements``). A process that reads an announcement too late votes against the save.
 """
 
 from typing import TYPE_CHECKING
