@@ -58,7 +58,6 @@ def no_garbage_collection() -> Generator[None]:
 
 
 _PROBE_BYTES = 16 << 20
-_FIRST_TOLD_S = 5.0
 
 
 def copy_threads() -> int:
@@ -328,29 +327,6 @@ class BackgroundWorker:
             os.setpriority(os.PRIO_PROCESS, me, min(lower, _LOWEST_PRIORITY))
         except OSError as error:  # a sandbox may forbid it, and the work must still run
             logging.warning("%s keeps the priority of training: %s", self._thread.name, error)
-
-
-@contextlib.contextmanager
-def told_while(tell: Callable[[float], None], deadline_s: float) -> Generator[None]:
-    """Call ``tell`` from a thread of its own, with the seconds left, while the block goes on.
-
-    First after 5 s, or a quarter of the time until ``deadline_s`` of
-    ``time.monotonic`` where that is less; then at intervals that double.
-    """
-    ended = threading.Event()
-
-    def wait() -> None:
-        pause_s = min(_FIRST_TOLD_S, max(0.0, deadline_s - time.monotonic()) / 4)
-        while not ended.wait(pause_s) and (left_s := deadline_s - time.monotonic()) > 0:
-            tell(left_s)
-            pause_s *= 2
-
-    # A daemon: nothing is to be told once the interpreter ends.
-    threading.Thread(target=wait, name="eckpt-told", daemon=True).start()
-    try:
-        yield
-    finally:
-        ended.set()
 
 
 def run_in_thread(name: str, work: Callable[[], None]) -> Future[None]:

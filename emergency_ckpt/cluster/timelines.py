@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+import time
+from collections.abc import Callable, Generator
 
 from absl import logging
 
-from emergency_ckpt.background import told_while
 from emergency_ckpt.core.restore.inventory import RestoredSave
 from emergency_ckpt.core.step_log import Entry
 from emergency_ckpt.core.timeline import (
@@ -160,21 +160,34 @@ class Timelines:
 
 SOON_S = 30.0
 """Maximum wait for each call to storage at the end of a restore."""
+_FIRST_TOLD_S = 5.0
 
 
-def told_of_wait(
-    events: EventSink, directory: str, deadline_s: float
-) -> AbstractContextManager[None]:
-    """While inside, report what storage is asked for, and how long the answer may still take."""
+@contextlib.contextmanager
+def told_of_wait(events: EventSink, directory: str, deadline_s: float) -> Generator[None]:
+    """While inside, report what storage is asked for, and how long the answer may still take.
 
-    def tell(left_s: float) -> None:
-        text = (
-            f"{directory} has not answered yet: it is asked for its step log and its steps, for"
-            f" {left_s:.0f} s more at most"
-        )
-        events.emit("persistent.problem", cause="waiting", text=text, seconds_left=left_s)
+    First after 5 s, or a quarter of the time until ``deadline_s`` of ``time.monotonic`` where that
+    is less; then at intervals that double.
+    """
+    ended = threading.Event()
 
-    return told_while(tell, deadline_s)
+    def tell() -> None:
+        pause_s = min(_FIRST_TOLD_S, max(0.0, deadline_s - time.monotonic()) / 4)
+        while not ended.wait(pause_s) and (left_s := deadline_s - time.monotonic()) > 0:
+            text = (
+                f"{directory} has not answered yet: it is asked for its step log and its steps, for"
+                f" {left_s:.0f} s more at most"
+            )
+            events.emit("persistent.problem", cause="waiting", text=text, seconds_left=left_s)
+            pause_s *= 2
+
+    # A daemon: nothing is to be told once the interpreter ends.
+    threading.Thread(target=tell, name="eckpt-told", daemon=True).start()
+    try:
+        yield
+    finally:
+        ended.set()
 
 
 class StoredChain:
