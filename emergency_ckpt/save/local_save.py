@@ -347,22 +347,20 @@ class LocalSaves:
             if ballot.digest:
                 by_layout.setdefault(ballot.layout, {}).setdefault(ballot.digest.hex(), process)
         for digests in by_layout.values():
-            if len(digests) > 1:
-                self._report_divergence(save, digests)
-
-    def _report_divergence(self, save: SaveId, digests: dict[str, int]) -> None:
-        contents: dict[str, tuple[Contents]] = {}
-        try:
-            for digest, process in digests.items():
-                own = self._tier.contents(digest)
-                fetched = own or self._peers.fetch_contents(process, digest)
-                contents[holder_name(process)] = (fetched,)
-        except (TransferError, CheckpointError) as error:
-            processes = sorted(digests.values())
-            self._events.emit("divergence", step=save.step, text=f"{processes}: {error}")
-            return
-        for divergence in find_divergence(save, contents):
-            self._events.emit("divergence", step=save.step, text=divergence.describe())
+            if len(digests) == 1:
+                continue
+            contents: dict[str, tuple[Contents]] = {}
+            try:
+                for digest, process in digests.items():
+                    own = self._tier.contents(digest)
+                    fetched = own or self._peers.fetch_contents(process, digest)
+                    contents[holder_name(process)] = (fetched,)
+            except (TransferError, CheckpointError) as error:
+                text = f"{sorted(digests.values())}: {error}"
+                self._events.emit("divergence", step=save.step, text=text)
+                continue
+            for divergence in find_divergence(save, contents):
+                self._events.emit("divergence", step=save.step, text=divergence.describe())
 
 
 def layout_digest(layout: Layout) -> bytes:

@@ -302,7 +302,7 @@ class DueSaves:
         self._missed = missed
         self._timeout_s = timeout_s
         self._inspected: int | None = None
-        self._due: frozenset[TierName] = frozenset()
+        self._due = set[TierName]()
         self._number = 0
         self._announcements = self._begin_announcements()
 
@@ -329,8 +329,13 @@ class DueSaves:
     def inspect(self, step: int, *, preempted: bool) -> bool:
         """Return whether a save is due at ``step``; ``take`` then says the same."""
         if self._inspected != step:
-            self._due = self._find(step, preempted=preempted)
-            self._inspected = step
+            due = set[TierName]()
+            if self._announcements is not None:
+                due |= self._announcements.arrive(step)
+            for name, schedule in self._schedules.items():
+                if schedule.is_due(step, preempted=preempted):
+                    due.add(name)
+            self._due, self._inspected = due, step
         return bool(self._due)
 
     def take(self, step: int, *, force: bool, preempted: bool) -> list[TierName]:
@@ -345,15 +350,6 @@ class DueSaves:
             for name, schedule in self._schedules.items()
             if name in self._due or (force and (schedule.is_behind(step) or step == schedule.last))
         ]
-
-    def _find(self, step: int, *, preempted: bool) -> frozenset[TierName]:
-        due = set[TierName]()
-        if self._announcements is not None:
-            due |= self._announcements.arrive(step)
-        for name, schedule in self._schedules.items():
-            if schedule.is_due(step, preempted=preempted):
-                due.add(name)
-        return frozenset(due)
 
     def expect(self, step: int) -> None:
         """Expect the step after ``step`` next, after a restore. On all processes; never waits."""

@@ -46,9 +46,8 @@ class Preservation:
         self._changed = threading.Condition()
         self._holders = 0
         self._is_removing = False
-        self._is_on = policy is not None or keep_last_n is not None
         self._worker: BackgroundWorker | None = None
-        if self._is_on:
+        if policy is not None or keep_last_n is not None:
             self._worker = BackgroundWorker("eckpt-preservation", failures, SAVE_NICENESS)
 
     def mark_failed(self, steps: Collection[int]) -> None:
@@ -72,7 +71,10 @@ class Preservation:
         try:
             steps, incarnation = self._unwanted()
         except Exception as error:  # noqa: BLE001 - the user's policy; saves go on
-            self._record(error)
+            text = f"{type(error).__name__}: {error}"
+            failure = SaveFailed("remove", "old steps of the persistent tier", text)
+            failure.__cause__ = error
+            self._failures.record(failure)
             return ()
         self._worker.submit_next(lambda: self._run(steps, incarnation))
         return steps
@@ -104,13 +106,6 @@ class Preservation:
         """End the thread; steps not yet removed stay. False when it did not end in time."""
         return self._worker is None or self._worker.stop(timeout_s)
 
-    def _record(self, error: Exception) -> None:
-        failure = SaveFailed(
-            "remove", "old steps of the persistent tier", f"{type(error).__name__}: {error}"
-        )
-        failure.__cause__ = error
-        self._failures.record(failure)
-
     def _run(self, steps: Sequence[int], incarnation: str) -> None:
         with self._changed:
             self._changed.wait_for(lambda: self._holders == 0)
@@ -128,12 +123,11 @@ class Preservation:
                 self._is_removing = False
                 self._changed.notify_all()
 
-    def _records(self) -> tuple[list[StepRecord], str]:
-        """Return the log's steps among which some are kept, and the incarnation on record."""
-        table = self._writer.table
+    def _unwanted(self) -> tuple[tuple[int, ...], str]:
+        """Return the steps that no setting or policy keeps, and the incarnation on record."""
+        table, lines = self._writer.table, self._timelines
         if table is None:
-            return [], ""
-        lines = self._timelines
+            return (), ""
         records = [
             StepRecord(entry.step, entry.saved_s, entry.metrics)
             for entry in table.counting()
@@ -141,11 +135,6 @@ class Preservation:
             and entry.step not in self._failed_steps
             and not (lines and lines.rejection_reason(entry.step, entry.incarnation))
         ]
-        return records, table.incarnation
-
-    def _unwanted(self) -> tuple[tuple[int, ...], str]:
-        """Return the steps that no setting or policy keeps, and the incarnation on record."""
-        records, incarnation = self._records()
         last_n, every_n = self._keep
         wanted = wanted_steps(records, self._policy, keep_last_n=last_n, keep_every_n_steps=every_n)
-        return choose_removals([record.step for record in records], wanted), incarnation
+        return choose_removals([record.step for record in records], wanted), table.incarnation
