@@ -117,12 +117,20 @@ class Failures:
         """Number of failures since the start, including those already raised."""
         return self._count
 
-    def record(self, error: CheckpointError, *, lost_step: int | None = None) -> None:
+    def record(
+        self,
+        error: CheckpointError,
+        *,
+        cause: BaseException | None = None,
+        lost_step: int | None = None,
+    ) -> None:
         """Log ``error`` and keep it for ``raise_pending``.
 
-        The first of its kind is logged with the traceback of its cause, later ones at intervals
+        The first of its kind is logged with the traceback of its ``cause``, later ones at intervals
         with their number. ``lost_step``: the step that storage lacks because of ``error``.
         """
+        if cause is not None:
+            error.__cause__ = cause
         self._log(error)
         for part in _causes(error):
             part.__traceback__ = None  # its frames hold the snapshot
@@ -305,11 +313,8 @@ class BackgroundWorker:
             try:
                 work()
             except Exception as error:  # noqa: BLE001 - recorded, raised by check_for_errors
-                failure = SaveFailed(
-                    "run", self._thread.name, f"unexpected {type(error).__name__}: {error}"
-                )
-                failure.__cause__ = error
-                self._failures.record(failure)
+                text = f"unexpected {type(error).__name__}: {error}"
+                self._failures.record(SaveFailed("run", self._thread.name, text), cause=error)
             finally:
                 # Drop the last reference to the snapshot first, so that its buffers are freed.
                 del work

@@ -200,11 +200,8 @@ class SaveAnnouncements:
             return turn()
         except Exception as error:  # noqa: BLE001 - recorded, raised by check_for_errors
             if not self._stopping.is_set():
-                failure = SaveFailed(
-                    "announce", "a step to save", f"{type(error).__name__}: {error}"
-                )
-                failure.__cause__ = error
-                self._failures.record(failure)
+                text = f"{type(error).__name__}: {error}"
+                self._failures.record(SaveFailed("announce", "a step to save", text), cause=error)
                 self._stopping.wait(_FAILED_PAUSE_S)
             return False
 

@@ -290,8 +290,7 @@ class LocalSaves:
             f"{outcome.kind.replace('_', ' ')}: {outcome.reason}",
             hint="training goes on; the last complete step is kept and the next save tries again",
         )
-        error.__cause__ = refusal
-        self._failures.record(error)
+        self._failures.record(error, cause=refusal)
 
     def _resolve_doubts(self) -> None:
         for save in sorted(self._in_doubt):
@@ -315,8 +314,7 @@ class LocalSaves:
             self._tier.release_orphans()
         except (CheckpointError, OSError) as error:
             failure = SaveFailed("note", f"step {save.step} as complete", str(error))
-            failure.__cause__ = error
-            self._failures.record(failure)
+            self._failures.record(failure, cause=error)
         self._protect()
         older = [step for step in self.steps if step < save.step]
         self.steps = (*older, save.step)[-self._keep_last_n :]

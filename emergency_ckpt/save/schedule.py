@@ -275,8 +275,7 @@ class TierSchedule:
                     wanted = policy.wants(step, time.time(), busy=busy)
                 except Exception as error:  # noqa: BLE001 - the user's code; the job goes on
                     failure = SaveFailed("ask", f"the save policy about step {step}", str(error))
-                    failure.__cause__ = error
-                    self._failures.record(failure)
+                    self._failures.record(failure, cause=error)
                     continue
                 if wanted and step > self._made_good:
                     return step

@@ -73,8 +73,7 @@ class Preservation:
         except Exception as error:  # noqa: BLE001 - the user's policy; saves go on
             text = f"{type(error).__name__}: {error}"
             failure = SaveFailed("remove", "old steps of the persistent tier", text)
-            failure.__cause__ = error
-            self._failures.record(failure)
+            self._failures.record(failure, cause=error)
             return ()
         self._worker.submit_next(lambda: self._run(steps, incarnation))
         return steps

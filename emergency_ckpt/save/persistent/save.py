@@ -241,8 +241,7 @@ class PersistentSaves:
                 text_of(error),
                 hint="training goes on and the next persistent save tries again",
             )
-            failure.__cause__ = error
-            self._failures.record(failure, lost_step=step)
+            self._failures.record(failure, cause=error, lost_step=step)
             return False
         self._failures.note_stored(step)
         self.steps = outcome.steps
