@@ -207,7 +207,7 @@ class OwnNotices:
 
     @property
     def noticed_s(self) -> float:
-        """When this process received the notice, by ``time.monotonic``; 0 before."""
+        """The time of the notice at this process, by ``time.monotonic``; 0 before."""
         return self._noticed.set_s
 
     def reached(self, number: int) -> bool:

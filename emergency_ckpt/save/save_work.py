@@ -177,8 +177,10 @@ class _SnapshotPlan:
     @functools.cached_property
     def held_layout(self) -> Layout:
         """Places for all shards that this process has on its devices."""
-        held = self.placement.held
-        sizes = [(shard, shard_nbytes(self.specs[shard.leaf], shard.box)) for shard in held]
+        sizes = [
+            (shard, shard_nbytes(self.specs[shard.leaf], shard.box))
+            for shard in self.placement.held
+        ]
         return lay_out(self.placement.leaves, sizes)
 
     @functools.cached_property
