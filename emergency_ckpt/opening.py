@@ -262,20 +262,24 @@ class Opened:
 
     def _assemble(self) -> None:
         config, process, member, storage = self.config, self.process, self.member, self._storage
-        self._finite = FiniteLeaves(self.events, config.non_finite)
+        finite = FiniteLeaves(self.events, config.non_finite)
         timelines = Timelines(
             member.tier, self.events, member.newest_step, member.complete, self.tell_begins_anew
         )
-        self.preservation: Preservation | None = None
-        chain: StoredChain | None = None
-        stored: PersistentSaves | None = None
-        if storage is not None:
-            soon = storage.tier.with_timeout(SOON_S)
-            chain = StoredChain(
-                storage.writer, lambda: self._writer_of(soon), timelines, self.events
-            )
-            self.preservation = self._preservation(storage.writer, timelines)
-            stored = self._stored_saves(storage.tier, chain)
+        chain, stored = self._storage_parts(timelines)
+        local = LocalSaves(
+            member.tier,
+            Vote(member.coordinator, config.save_timeout_s, self.left_processes),
+            member.peers,
+            self.events,
+            self.failures,
+            process=process,
+            copy_batch_bytes=self.buffers.copy_batch_bytes,
+            timelines=timelines,
+            drops_older=config.orbax.drops_older_steps,
+            keep_last_n=config.local_keep_last_n,
+            finite=finite,
+        )
         self.restore_parts = RestoreParts(
             config=config,
             process=process,
@@ -297,14 +301,14 @@ class Opened:
                 buffers=self.buffers,
                 coordinator=member.coordinator,
                 tier=member.tier,
-                local=self._local_saves(timelines),
+                local=local,
                 persistent=stored,
                 preservation=self.preservation,
                 watch=self.watch,
                 timelines=timelines,
                 events=self.events,
                 failures=self.failures,
-                finite=self._finite,
+                finite=finite,
                 link=self.link,
                 inspect=self._lost.inspect,
             ),
@@ -318,45 +322,18 @@ class Opened:
             lambda: saver.saved.incarnation,
         )
 
-    def held_steps(self) -> contextlib.AbstractContextManager[None]:
-        """Keep persistent steps from being removed while inside."""
-        return self.preservation.held() if self.preservation else contextlib.nullcontext()
-
-    def _local_saves(self, timelines: Timelines) -> LocalSaves:
-        config, member = self.config, self.member
-        return LocalSaves(
-            member.tier,
-            Vote(member.coordinator, config.save_timeout_s, self.left_processes),
-            member.peers,
-            self.events,
-            self.failures,
-            process=self.process,
-            copy_batch_bytes=self.buffers.copy_batch_bytes,
-            timelines=timelines,
-            keep_last_n=config.local_keep_last_n,
-            drops_older=config.orbax.drops_older_steps,
-            finite=self._finite,
-        )
-
-    def _stored_saves(self, tier: PersistentTier, chain: StoredChain) -> PersistentSaves:
-        member = self.member
-        return PersistentSaves(
-            tier,
-            member.coordinator,
-            member.peers,
-            member.holdings.inbox,
-            self.events,
-            self.failures,
-            chain=chain,
-            limits=self.config.time_limits,
-            left_processes=self.left_processes,
-            preservation=self.preservation,
-        )
-
-    def _preservation(self, writer: DirectoryWriter, timelines: Timelines) -> Preservation:
-        config = self.config
-        return Preservation(
-            writer,
+    def _storage_parts(
+        self, timelines: Timelines
+    ) -> tuple[StoredChain | None, PersistentSaves | None]:
+        """Return what saves to storage, where there is a directory; also set ``preservation``."""
+        config, member, storage = self.config, self.member, self._storage
+        self.preservation: Preservation | None = None
+        if storage is None:
+            return None, None
+        soon = storage.tier.with_timeout(SOON_S)
+        chain = StoredChain(storage.writer, lambda: self._writer_of(soon), timelines, self.events)
+        self.preservation = Preservation(
+            storage.writer,
             self.failures,
             policy=config.preservation_policy,
             keep_last_n=config.keep_last_n,
@@ -364,6 +341,23 @@ class Opened:
             timelines=timelines,
             timeout_s=config.time_limits.patience_s,
         )
+        stored = PersistentSaves(
+            storage.tier,
+            member.coordinator,
+            member.peers,
+            member.holdings.inbox,
+            self.events,
+            self.failures,
+            chain=chain,
+            limits=config.time_limits,
+            left_processes=self.left_processes,
+            preservation=self.preservation,
+        )
+        return chain, stored
+
+    def held_steps(self) -> contextlib.AbstractContextManager[None]:
+        """Keep persistent steps from being removed while inside."""
+        return self.preservation.held() if self.preservation else contextlib.nullcontext()
 
     # The checks.
 
