@@ -92,16 +92,8 @@ class JaxCoordinator:
     def __init__(self, client: Any, namespace: str, process_index: int, process_count: int) -> None:
         self._client = client
         self._namespace = namespace
-        self._process_index = process_index
-        self._process_count = process_count
-
-    @property
-    def process_index(self) -> int:
-        return self._process_index
-
-    @property
-    def process_count(self) -> int:
-        return self._process_count
+        self.process_index = process_index
+        self.process_count = process_count
 
     def _key(self, key: str) -> str:
         return f"{self._namespace}/{key}"
