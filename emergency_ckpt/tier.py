@@ -38,12 +38,10 @@ Array = npt.NDArray[Any]
 
 
 class ShardCopies(NamedTuple):
-    """One box of a leaf as it was saved, with one value of its bytes.
+    """One box of a leaf as it was saved, with the CRC32C of capture.
 
-    Attributes:
-      crc32c: of capture time.
-      holders: the parts of the tier that have it so, by name; empty in storage. Two entries of one
-        box are replicas that differ.
+    Two entries of one box are replicas that differ. ``holders``: the names of the parts of the tier
+    that have these bytes; empty in storage.
     """
 
     box: Box
@@ -52,21 +50,21 @@ class ShardCopies(NamedTuple):
 
 
 class HeldDocument(NamedTuple):
-    """A host state that is there. ``holders``: as in ``ShardCopies``."""
+    """A host state that the tier has. ``holders``: as in ``ShardCopies``."""
 
     held: HeldHostState
     holders: tuple[str, ...] = ()
 
 
 class StepReader(Protocol):
-    """One step of a tier. Its methods block, and raise typed errors; not thread-safe.
+    """One step of a tier. The methods block, and raise typed errors; not thread-safe.
 
     Attributes:
       name: for messages.
-      save: its identity; without run for a step of plain Orbax, which this package did not write.
+      save: the identity of the step; without a run for a step of plain Orbax.
       notes: copies that were passed over, and replicas that differ, in words.
-      saved_s: Unix time of its commit; None where the tier does not record it.
-      metrics: as given to ``save``; None as well.
+      saved_s: Unix time of the commit; None where the tier has no record.
+      metrics: as given to ``save``; None where the tier has no record.
     """
 
     name: str
@@ -85,10 +83,7 @@ class StepReader(Protocol):
         ...
 
     def boxes(self, path: str) -> Sequence[Box]:
-        """Return disjoint boxes that make up a leaf, and that are cheap to read one by one.
-
-        LocalTierError when parts are not here.
-        """
+        """Return disjoint boxes that make up a leaf, cheap to read; LocalTierError for gaps."""
         ...
 
     def crcs(self, path: str) -> Mapping[Box, int]:
@@ -98,27 +93,27 @@ class StepReader(Protocol):
     def read(self, path: str, box: Box) -> Array:
         """Return a new array of the elements of a box, in the leaf's dtype.
 
-        CorruptData when the bytes are not those of capture, in every copy that is here.
+        CorruptData when no copy in the tier has the bytes of capture.
         """
         ...
 
     def documents(self) -> Sequence[HeldDocument]:
-        """Return the host states that are here, also of several opinions of one process."""
+        """Return the host states in the tier, where copies of one process's state may differ."""
         ...
 
     def document(self, held: HeldHostState) -> bytes:
-        """Return one host state, encoded. CorruptData when no sound copy is here."""
+        """Return one host state, encoded. CorruptData when the tier has no sound copy."""
         ...
 
     def host_states(self) -> dict[int, bytes]:
         """Return every process's host state, encoded, by process index; {} where none was saved.
 
-        HostStateError when one is not here; CorruptData when no copy of one is sound.
+        HostStateError when a host state is missing; CorruptData when no copy of one is sound.
         """
         ...
 
     def close(self) -> None:
-        """Let go of memory that it keeps."""
+        """Release the memory of the reader."""
         ...
 
 
@@ -131,24 +126,24 @@ class Tier(Protocol):
         ...
 
     def complete_steps(self, deadline_s: float | None = None) -> list[SaveId]:
-        """Return the steps that count here as far as this process knows, oldest first.
+        """Return the steps that count as far as this process knows, oldest first.
 
         PersistentTierError, CorruptData where the tier cannot say.
         """
         ...
 
     def open_step(self, step: int) -> StepReader:
-        """Return the step; of several saves of it the one that counts, else the newest.
+        """Return the step; of several saves the save that counts, else the newest.
 
-        StepNotFound when it is not here; CorruptData when it is here and cannot be used.
+        StepNotFound when there is no such step; CorruptData when the step cannot be used.
         """
         ...
 
     def remove(self, step: int, incarnation: str) -> None:
         """Remove every save of ``step`` that this process answers for. Idempotent.
 
-        Of RAM those in its own directory; of storage all, at the process that writes there, and
-        none at the others. What has failed is done by the next removal.
+        In RAM these are the saves in the process's own directory. In storage these are all saves at
+        the process that writes there, and none elsewhere. A failed removal is repeated by the next.
         """
         ...
 

@@ -1,8 +1,8 @@
 """The rules on how long work that moves bytes may take, and whom the others stop waiting for. Pure.
 
-A process judges its own work by its own clock (``give_up_at_s``): it goes on while bytes move, and
-ends when none have for the stall limit, or at the total. Of the others it knows their beats alone
-(``BeatLog``), and when these came by its own clock.
+A process judges its own work by its own clock (``give_up_at_s``): the work goes on while bytes
+move, and ends when no byte has moved for the stall limit, or at the total. Of other processes a
+process knows the beats alone (``BeatLog``), and their times of arrival by its own clock.
 """
 
 from __future__ import annotations
@@ -17,11 +17,10 @@ from emergency_ckpt.core.wording import seconds_text, size_text
 
 _PATIENCE_IN_STALLS = 10
 USUAL_PIECE_BYTES = 64 << 20
-"""The largest chunk that this package writes: a process that has 1.1 MB/s has it within the usual
-stall limit."""
+"""The largest chunk that this package writes: 1.1 MB/s bring it within the usual stall limit."""
 _SLOWEST_BYTES_PER_S = 2e6
-"""A single answer that is larger than that has time in proportion: none of it is seen before all
-of it is there."""
+"""The bytes of one answer beyond ``USUAL_PIECE_BYTES`` have this time more, since no byte of an
+answer is seen before all have come."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,11 +71,11 @@ def stall_reason(
 
 
 class ProcessWork(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """The work of one process, as it tells it.
+    """The work of one process, as the process reports it.
 
     Attributes:
       moves: rises with every move.
-      doing: the part of the work that it is at; empty while it waits for others.
+      doing: the current part of the work; empty while the process waits for others.
       rate: bytes a second since the part began.
     """
 
@@ -88,20 +87,20 @@ class ProcessWork(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_f
 
     @property
     def left_s(self) -> float:
-        """Return the seconds that the rest takes at its rate."""
+        """Return the seconds that the rest takes at this rate."""
         if not self.left_bytes:
             return 0.0
         return self.left_bytes / self.rate if self.rate > 0 else math.inf
 
 
 def slowest(works: Mapping[int, ProcessWork]) -> int | None:
-    """Return the process that will take longest; None where none has bytes left."""
+    """Return the process that will take longest; None where no process has bytes left."""
     left = {p: work for p, work in works.items() if work.left_bytes}
     return max(left, key=lambda p: (left[p].left_s, left[p].left_bytes, -p), default=None)
 
 
 class BeatLog:
-    """The beats of other processes, and when they came by this process's clock."""
+    """The beats of other processes, and when these came by this process's clock."""
 
     def __init__(self, limits: TimeLimits, now_s: float) -> None:
         self._limits = limits
@@ -112,16 +111,16 @@ class BeatLog:
 
     @property
     def works(self) -> dict[int, ProcessWork]:
-        """Return the last that each process told."""
+        """Return the newest report of each process."""
         return {process: work for process, (_, work) in self._beats.items()}
 
     def came(self, processes: Collection[int], now_s: float) -> None:
-        """Note that these have come to the work: from now on they should tell of themselves."""
+        """Note that ``processes`` have come to the work: from now on they should send beats."""
         for process in set(processes) - self._beats.keys():
             self.note(process, 0, ProcessWork(), now_s)
 
     def note(self, process: int, number: int, work: ProcessWork, now_s: float) -> None:
-        """Note the newest beat of ``process``, which has counted it."""
+        """Note the newest beat of ``process``; ``number``: its count by the sender."""
         before = self._beats.get(process)
         if before is None or before[0] != number:
             self._came_s[process] = now_s

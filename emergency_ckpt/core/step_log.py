@@ -7,6 +7,7 @@ two writers that have read the same version only one changes it. FORMAT.md has t
 from __future__ import annotations
 
 import itertools
+import operator
 import re
 from bisect import bisect_left
 from collections.abc import Iterable
@@ -37,16 +38,16 @@ class Entry(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fiel
 
     Attributes:
       incarnation: of the save; see ``plain_incarnation`` for a step of plain Orbax.
-      state: ``complete``: it counts, unless the chain excludes it. ``hidden``: it was rolled back,
-        and Orbax does not see it; its files are kept. ``removing``: its files are being deleted.
-      marker: SHA-256 (hex) of its ``marker.json``; empty for a step of plain Orbax.
-      processes: number of processes that saved it; 0 for a step of plain Orbax.
-      stateful: some host state of it is not null.
-      size_bytes: of the state.
+      state: a ``complete`` step counts, unless the chain excludes the step. A ``hidden`` step was
+        rolled back: the files stay, and Orbax does not see the step. The files of a ``removing``
+        step are being deleted.
+      marker: SHA-256 (hex) of ``marker.json``; empty for a step of plain Orbax.
+      processes: number of processes that saved the step; 0 for a step of plain Orbax.
+      stateful: some host state of the step is not null.
       saved_s: Unix time by the writer's clock, for people and for policies of seconds.
-      folder: its name where that is not its number.
+      folder: the name of the folder where the name is not the number.
       metrics: as given to ``save``.
-      lives: so many in a row began from it, as loaded from here, with no newer complete save.
+      lives: number of lives in a row that loaded the step from storage, without a newer save.
     """
 
     step: int
@@ -68,12 +69,12 @@ class Entry(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fiel
 
     @property
     def own_folder(self) -> str:
-        """Return the name of its folder while it is complete; in a bucket, always."""
+        """Return the name of the folder of the complete step; in a bucket, of any step."""
         return self.folder or str(self.step)
 
     @property
     def hidden_folder(self) -> str:
-        """Return the name of its folder on a file system while it is hidden."""
+        """Return the name of the folder of the hidden step on a file system."""
         return f"{self.step}.rolled-back-{self.incarnation}"
 
 
@@ -84,10 +85,10 @@ class Table(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fiel
       number: of the version, as in its file's name.
       run_id, from_dir: the run that saves there; True when its id is derived from the directory.
       incarnation: the life that wrote this version. Lives with smaller numbers write no more.
-      writer: tells apart two writers in one life, such as two drains; empty for a job.
-      chain: the binding one; None before the first restore.
-      steps: one a number, oldest step first.
-      greatest: the greatest number that a life took at its start, whether or not it wrote since.
+      writer: distinguishes two writers in one life, such as two drains; empty for a job.
+      chain: the binding chain; None before the first restore.
+      steps: at most one entry for each number, oldest step first.
+      greatest: the greatest number that a life took at its start, even a life without a save.
     """
 
     number: int
@@ -100,7 +101,7 @@ class Table(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fiel
     greatest: int = 0
 
     def rejection_reason(self, entry: Entry) -> str:
-        """Return why the chain excludes ``entry``; empty when it does not."""
+        """Return why the chain excludes ``entry``; empty when the chain does not."""
         chain = self.chain
         return "" if chain is None else chain.rejection_reason(entry.step, entry.incarnation)
 
@@ -110,7 +111,7 @@ class Table(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fiel
         return [e for e in self.steps if e.state == "complete" and e.step not in left]
 
     def left(self) -> list[Entry]:
-        """Return the complete entries that the chain excludes: they are to be hidden."""
+        """Return the complete entries that the chain excludes, and that are to be hidden."""
         chain = self.chain
         if chain is None:
             return []
@@ -120,7 +121,7 @@ class Table(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fiel
 
     def of(self, step: int) -> Entry | None:
         """Return the entry of ``step``."""
-        place = bisect_left(self.steps, step, key=_step_of)
+        place = bisect_left(self.steps, step, key=operator.attrgetter("step"))
         entry = self.steps[place] if place < len(self.steps) else None
         return entry if entry is not None and entry.step == step else None
 
@@ -131,7 +132,7 @@ class Table(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fiel
 
 
 class LogWriter(NamedTuple):
-    """A writer: the fields of ``Table`` that it writes. ``from_dir``, ``writer``: as there."""
+    """A writer, by the fields of ``Table`` that are the writer's."""
 
     run_id: str
     from_dir: bool
@@ -190,13 +191,13 @@ def reserved(table: Table, incarnation: str) -> Table:
 
 
 def listing(table: Table, *added: Entry) -> Table:
-    """Return ``table`` with ``added`` in the place of what it has of their numbers."""
+    """Return ``table`` with ``added`` in the place of entries of the same numbers."""
     entries = {e.step: e for e in (*table.steps, *added)}
-    return msgspec.structs.replace(table, steps=tuple(sorted(entries.values(), key=_step_of)))
+    return msgspec.structs.replace(table, steps=tuple(entries[step] for step in sorted(entries)))
 
 
 def without(table: Table, entries: Iterable[Entry]) -> Table:
-    """Return ``table`` without ``entries``: what has come in the place of one stays."""
+    """Return ``table`` without ``entries``; another save's entry of the same number stays."""
     gone = {(e.step, e.incarnation) for e in entries}
     left = (e for e in table.steps if (e.step, e.incarnation) not in gone)
     return msgspec.structs.replace(table, steps=tuple(left))
@@ -208,7 +209,7 @@ def in_state(state: State, entries: Iterable[Entry]) -> list[Entry]:
 
 
 def with_lives(table: Table, lives: int, step: int, incarnation: str) -> Table:
-    """Return ``table`` with so many ``lives`` that began from a step."""
+    """Return ``table`` with the number of ``lives`` that began from a step, if listed."""
     entry = table.of(step)
     if entry is None or entry.incarnation != incarnation:
         return table
@@ -216,28 +217,24 @@ def with_lives(table: Table, lives: int, step: int, incarnation: str) -> Table:
 
 
 def given_to(table: Table, run_id: str | None) -> Table:
-    """Return ``table`` with another run on record; None: with its own."""
+    """Return ``table`` with the run ``run_id`` on record; None: with the same run."""
     if run_id in (None, table.run_id):
         return table
     return msgspec.structs.replace(table, run_id=run_id, from_dir=False)
 
 
 def without_lives(table: Table) -> Table:
-    """Return ``table`` after a newer complete save: nobody restores the others in a row any more.
+    """Return ``table`` after a newer complete save: no older step is restored in a row any more.
 
-    Hidden ones keep their number: it may be why they are hidden.
+    A hidden step keeps the number, which may be the reason why the step was hidden.
     """
     restored = (e for e in table.steps if e.lives and e.state == "complete")
     return listing(table, *(msgspec.structs.replace(e, lives=0) for e in restored))
 
 
 def following(table: Table, chain: Timeline | None) -> Table:
-    """Return ``table`` with the newer chain of both."""
+    """Return ``table`` with the newer of both chains."""
     return msgspec.structs.replace(table, chain=newest(table.chain, chain))
-
-
-def _step_of(entry: Entry) -> int:
-    return entry.step
 
 
 def greatest_number(table: Table | None) -> int:

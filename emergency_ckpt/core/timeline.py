@@ -1,11 +1,10 @@
 """Incarnations, the chain of those that the job continues, and the saves that were rolled back.
 
 An incarnation is one life of the job, renewed by every start and every restore. Its name begins
-with a number, one more than the greatest that any process knew when it began; clocks decide
-nothing. A restore begins a life from one save, so lives form a tree. A timeline is the path from
-its newest life to the root, with the last step of each life on it. A save that is not on the path
-was abandoned: another life continued from an earlier step of its life, or none continued from its
-life. Pure.
+with a number, one more than the greatest number that any process knew; clocks decide nothing. A
+restore begins a life from one save, so lives form a tree. A timeline is the path from the newest
+life to the root, with the last step of each life on the path. A save off the path was abandoned:
+another life continued from an earlier step of the save's life, or no life continued from it. Pure.
 """
 
 from __future__ import annotations
@@ -26,14 +25,13 @@ _PLAIN = re.compile(r"[0-9]{12}-orbax(-[0-9a-f]+)?")
 
 
 def new_incarnation(greatest: int, nonce: str) -> str:
-    """Return the name of a life that begins after all that are known.
+    """Return the name of a life that begins after the known lives.
+
+    RestoreFailed when there is no greater number: no job begins so many lives.
 
     Args:
       greatest: the greatest number of a life that any process knows; 0 without any.
       nonce: 16 random hexadecimal digits: two lives that did not know of each other differ.
-
-    Raises:
-      RestoreFailed: there is no greater number. No job begins so many lives.
     """
     if greatest >= MAX_INCARNATION_NUMBER:
         raise RestoreFailed(
@@ -66,9 +64,9 @@ def plain_incarnation(number: int, digest: str) -> str:
     """Return the incarnation of a step that plain Orbax wrote.
 
     Args:
-      number: of the newest life on record when the step was first seen: it sorts after that life.
-        0: before every life.
-      digest: hexadecimal digits of what it is; of the same step number, another step has another.
+      number: of the newest life on record when the step was first seen: the step sorts after that
+        life. 0: before every life.
+      digest: hexadecimal digits of the step's files, which differ for another step of the number.
     """
     return f"{number:012d}{_ORBAX}{digest}"
 
@@ -76,7 +74,7 @@ def plain_incarnation(number: int, digest: str) -> str:
 def is_same_save(incarnation: str, other: str) -> bool:
     """Return whether two incarnations of one step are equal, or of the same files of plain Orbax.
 
-    These may have been seen first at different times by RAM and by the log.
+    RAM and the log may have first seen these files at different times.
     """
     digest, digest_of_other = incarnation.partition(_ORBAX)[2], other.partition(_ORBAX)[2]
     return incarnation == other or (bool(digest) and digest == digest_of_other)
@@ -94,10 +92,10 @@ class Timeline(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
       head: the newest life.
-      start_step: the step from which it began; -1 when it began from nothing.
-      ancestors: the lives before it, newest first; none when it began from nothing.
+      start_step: the step from which the newest life began; -1 when it began from nothing.
+      ancestors: the earlier lives, newest first; none when the newest life began from nothing.
       oldest_step: saves of lives older than all of these belong to the timeline up to this step;
-        -1 when the oldest of these began from nothing.
+        -1 when the oldest of these lives began from nothing.
     """
 
     head: str
@@ -106,7 +104,7 @@ class Timeline(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     oldest_step: int
 
     def rejection_reason(self, step: int, incarnation: str) -> str:
-        """Return why a save does not belong to the timeline; empty when it does, or may."""
+        """Return why a save does not belong to the timeline; empty for a save that may belong."""
         if step <= self.last_step(incarnation):
             return ""
         if number_of(incarnation) == self._number:
@@ -116,7 +114,7 @@ class Timeline(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return f"it was rolled back: incarnation {self.head} continued from step {self.start_step}"
 
     def last_step(self, incarnation: str) -> int:
-        """Return the last step of a life that belongs, or may; -1 when none does."""
+        """Return the last step of a life that belongs, or may belong; -1 without such a step."""
         own, number = life_of(incarnation), number_of(incarnation)
         if not own or own == self.head or number > self._number:
             return MAX_STEP
@@ -141,7 +139,7 @@ class Timeline(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.ancestors[-1].incarnation if self.ancestors else self.head
 
     def _last_step(self, incarnation: str) -> int:
-        """Return the last step of an older ``incarnation`` that belongs; -1 when no step does."""
+        """Return the last step of an older ``incarnation`` that belongs; -1 without such a step."""
         number = number_of(incarnation)
         links = [link for link in self.ancestors if number_of(link.incarnation) <= number]
         if not links:
@@ -192,7 +190,7 @@ def _precedes(incarnation: str, other: str) -> bool:
 def is_on_way(save: SaveId, incarnation: str, timeline: Timeline | None) -> bool:
     """Return whether ``save`` was made in ``incarnation`` or on the path to it; False when unknown.
 
-    ``timeline``: the newest one; it is that of ``incarnation`` when a restore began it.
+    ``timeline``: the newest timeline, whose head is ``incarnation`` if a restore began that life.
     """
     made_in = life_of(save.incarnation)
     if made_in == incarnation or timeline is None or timeline.head != incarnation:
@@ -221,11 +219,12 @@ def newest(*timelines: Timeline | None, complete: Iterable[SaveId] = ()) -> Time
     greatest = max((number_of(record.head) for record in records), default=0)
     last = [record for record in records if number_of(record.head) == greatest]
     saves = frozenset(complete) if len(last) > 1 else ()
-    return max(last, key=lambda record: (newest_step(saves, record), *_order(record)), default=None)
 
+    def order(record: Timeline) -> tuple[int, str, int, bytes]:
+        newest_save = newest_step(saves, record)
+        return newest_save, record.head, -record.start_step, msgspec.json.encode(record)
 
-def _order(timeline: Timeline) -> tuple[str, int, bytes]:
-    return timeline.head, -timeline.start_step, msgspec.json.encode(timeline)
+    return max(last, key=order, default=None)
 
 
 def problem_of(timeline: Timeline) -> str:
@@ -238,24 +237,18 @@ def problem_of(timeline: Timeline) -> str:
     return ""
 
 
-_BRIEF_CHARS = 200
-
-
 def check_save(save: SaveId) -> None:
     """Raise ``CorruptData`` unless the step and both names of ``save`` are in bounds."""
     if not 0 <= save.step <= MAX_STEP:
-        problem, actual = "step out of bounds", _number(save.step)
+        problem = "step out of bounds"
+        try:
+            actual = str(save.step)
+        except ValueError:  # beyond the interpreter's limit for printing
+            actual = "a number too long to print"
     elif not NAME_PATTERN.fullmatch(save.run_id):
         problem, actual = "run id is not a plain name", save.run_id
     elif not NAME_PATTERN.fullmatch(save.incarnation):
         problem, actual = "incarnation is not a plain name", save.incarnation
     else:
         return
-    raise CorruptData("decode", "identity of a save", problem, actual=actual[:_BRIEF_CHARS])
-
-
-def _number(value: int) -> str:
-    try:
-        return str(value)
-    except ValueError:  # beyond the interpreter's limit for printing
-        return "a number too long to print"
+    raise CorruptData("decode", "identity of a save", problem, actual=actual[:200])
