@@ -10,6 +10,7 @@ import secrets
 import time
 from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from importlib.util import find_spec
 from pathlib import PurePosixPath
 from typing import Any, TypeVar
@@ -67,7 +68,6 @@ class StorageDirectory:
     Attributes:
       path: the directory, resolved.
       is_object_store: True when files appear at the end of their upload and cannot be renamed.
-      timeout_s: maximum time in seconds of a call without a deadline.
       step_name: the format of the names of new steps, as its name of step 0.
     """
 
@@ -104,10 +104,8 @@ class StorageDirectory:
         directory must not be begun anew at the place where the file system was.
         """
         if not self.is_object_store:
-            path = self.path / below
-            self.do(
-                "create", f"/{below}", lambda: path.mkdir(parents=True, exist_ok=True), deadline_s
-            )
+            make = partial((self.path / below).mkdir, parents=True, exist_ok=True)
+            self.do("create", f"/{below}", make, deadline_s)
 
     def check_bucket(self, deadline_s: float | None = None) -> None:
         """Raise PersistentTierError without a bucket; a missing folder looks like an empty one."""
@@ -140,7 +138,7 @@ class StorageDirectory:
     def names_in(self, below: str = "", deadline_s: float | None = None) -> set[str]:
         """Return the names in the folder ``below``; none when there is no such folder.
 
-        A file in the folder's place has no names either: a write there fails with that error.
+        A file in the folder's place has no names: a write there fails with that error.
         """
 
         def names() -> set[str]:
@@ -159,10 +157,7 @@ class StorageDirectory:
         return self.do("list", "", names, deadline_s)
 
     def numbers_in(self, below: str = "", deadline_s: float | None = None) -> set[int]:
-        """Return the numbers that are names in the folder ``below``, as this package writes them.
-
-        The set is empty without the folder. This package writes no padded or overlong numbers.
-        """
+        """Return the numbers that are names in the folder ``below``, without padded numbers."""
         return {int(name) for name in self.names_in(below, deadline_s) if is_own_name(name)}
 
     def forget_listings(self) -> None:
@@ -175,10 +170,7 @@ class StorageDirectory:
         return _client_of(self._scheme)
 
     def objects_with(self, *prefixes: str) -> Generations:
-        """Return the objects whose names below the directory begin with one of ``prefixes``.
-
-        For use inside ``do``.
-        """
+        """Return the objects whose names begin with one of ``prefixes``. For use inside ``do``."""
         objects: Generations = {}
         for prefix in prefixes:
             for page in self._pages(prefix):
@@ -198,8 +190,8 @@ class StorageDirectory:
     def _pages(self, prefix: str, **query: str) -> Generator[dict[str, Any]]:
         """List objects of a bucket whose names below the directory begin with ``prefix``.
 
-        The client's own listings do not serve: in a bucket with a hierarchical namespace they also
-        have folders, even the empty folders that removed steps leave.
+        In a bucket with a hierarchical namespace the client's own listings also have folders, even
+        the empty folders that removed steps leave.
         https://cloud.google.com/storage/docs/json_api/v1/objects/list
         """
         query |= {"prefix": f"{self._below}{prefix}", "maxResults": "1000"}
@@ -211,10 +203,7 @@ class StorageDirectory:
             query["pageToken"] = page["nextPageToken"]
 
     def delete_objects(self, objects: Generations) -> None:
-        """Delete objects that still have these generations; newer objects of the names stay.
-
-        For use inside ``do``. Idempotent.
-        """
+        """Delete objects that still have these generations. Idempotent. For use inside ``do``."""
         client = self._client()
 
         def delete(name: str, generation: str) -> None:
@@ -248,9 +237,9 @@ class StorageDirectory:
                     raise
 
     def bytes_of(self, below: str, deadline_s: float | None = None) -> bytes | None:
-        """Return the bytes of a small file, or None when it does not exist.
+        """Return the bytes of a small file, or None when the file does not exist.
 
-        For a file that is too long, return the beginning, which every digest or decoder refuses.
+        Of an overlong file the result is the beginning, which every digest or decoder refuses.
         """
         path = self.path / below
 
@@ -280,17 +269,9 @@ class StorageDirectory:
     def read_bounded(
         self, path: epath.Path, below: str, limit_bytes: int, deadline_s: float | None = None
     ) -> bytes:
-        """Return all bytes of a file, named ``below`` in messages; CorruptData over the limit.
-
-        Reads at most one byte more than the limit.
-        """
-        data = self.do(
-            "read",
-            below,
-            lambda: read_at_most(path, limit_bytes + 1),
-            deadline_s,
-            again_after_s=_STALLED_S,
-        )
+        """Return all bytes of a file, named ``below`` in messages; CorruptData over the limit."""
+        read = partial(read_at_most, path, limit_bytes + 1)
+        data = self.do("read", below, read, deadline_s, again_after_s=_STALLED_S)
         if len(data) > limit_bytes:
             expected = f"at most {limit_bytes} bytes"
             raise CorruptData("read", str(path), "too long", expected=expected)
@@ -337,7 +318,7 @@ class StorageDirectory:
                 raise FileExistsError("another writer has written it meanwhile") from error
 
     def put_first(self, below: str, data: bytes, deadline_s: float | None = None) -> bool:
-        """Create a file atomically if it does not exist; return True when this call created it.
+        """Create a file atomically if absent; return True when this call created the file.
 
         False also when this call created the file and the reply was lost: read the file to know.
         """
@@ -377,9 +358,9 @@ class StorageDirectory:
     ) -> _T:
         """Return the result of ``work``, which is retried on temporary errors.
 
-        ``progress``: given for work that is not retried, and has time as long as it makes progress.
-        ``changes``: the step that ``work`` changes, if any; timed-out calls on that step are waited
-        for first. ``again_after_s``: as in ``call``, for work that changes nothing.
+        ``progress``: for work that is not retried, and has time as long as bytes move.
+        ``changes``: the step that ``work`` changes; timed-out calls on that step end first.
+        ``again_after_s``: as in ``call``, for work that changes nothing.
         """
         deadline_s = self.deadline_s(deadline_s) if progress is None else progress.deadline_s
         target = f"{self.path}{below}"
@@ -405,10 +386,7 @@ class StorageDirectory:
         return LATE_CHANGES.under_way(str(self.path), step)
 
     def error(self, operation: str, below: str, error: Exception) -> CheckpointError:
-        """Return the typed error for ``error``, with a hint for the user.
-
-        CorruptData for bytes that cannot be decoded, else PersistentTierError.
-        """
+        """Return the typed error, with a hint: CorruptData for bytes that cannot be decoded."""
         text = text_of(error)
         if is_damage(error):
             return CorruptData(operation, f"{self.path}{below}", text, hint=_DAMAGED_HINT)
@@ -444,7 +422,7 @@ _RIGHTS = {
 
 
 def text_of(error: Exception) -> str:
-    """Return the text of ``error`` in one line, without the settings that TensorStore appends."""
+    """Return ``error`` in one line, without the settings that TensorStore appends."""
     return str(error).split("\n", maxsplit=1)[0].partition(" [tensorstore_spec=")[0][:500]
 
 
@@ -472,8 +450,8 @@ def read_at_most(path: epath.Path, limit_bytes: int) -> bytes:
 def _has(path: epath.Path, data: bytes) -> bool:
     """Return whether a file that storage has reported has these bytes.
 
-    ConnectionError when there is no file: it was removed meanwhile, or storage has contradicted
-    itself, and the write may succeed later.
+    ConnectionError without a file, which was removed meanwhile, or which storage only said to have:
+    the write may succeed later.
     """
     try:
         return read_at_most(path, len(data) + 1) == data
@@ -485,10 +463,7 @@ _NO_LINKS = frozenset({errno.EPERM, errno.EMLINK, errno.ENOSYS, errno.EOPNOTSUPP
 
 
 def _temporary(path: epath.Path) -> epath.Path:
-    """Return a name beside ``path`` that no other writer has.
-
-    Two writers of one name would write into each other's file, even after it was renamed.
-    """
+    """Return a name beside ``path`` for one writer alone: another would write into its file."""
     return path.with_name(f"{secrets.token_hex(8)}.{path.name}.tmp")
 
 

@@ -10,6 +10,7 @@ Orbax, and has tensors only.
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import importlib
 import time
@@ -79,7 +80,6 @@ class StoredStep(NamedTuple):
       marker: None for a step that plain Orbax wrote.
       leaves: the arrays by path, from Orbax's metadata.
       crcs: CRC32C at capture time of the saved boxes.
-      incarnation: of the save; for a step of plain Orbax see ``core.restore.inventory``.
     """
 
     item: str
@@ -92,10 +92,8 @@ class StoredStep(NamedTuple):
 class PersistentTier:
     """Reads and writes one directory; see ``Tier``. All methods block for storage.
 
-    Only ``write_tensors`` is collective, over its ``writers``. Each call has a deadline:
-    ``deadline_s`` (of ``time.monotonic``), else ``timeout_s`` seconds from the call. Until then
-    calls are retried after temporary errors. A failure is a PersistentTierError, ``retryable`` when
-    storage was only slow or overloaded, or CorruptData.
+    Only ``write_tensors`` is collective, over its ``writers``. Each call has a deadline and errors
+    as the calls of ``StorageDirectory``; CorruptData is the other error.
 
     Args:
       orbax_item: the name of the item with the arrays: in the steps that are written (None:
@@ -104,10 +102,9 @@ class PersistentTier:
       step_name: as in ``StorageDirectory``.
 
     Attributes:
-      storage: calls to the directory, with the same deadlines and errors.
+      storage: calls to the directory.
       found: the steps of the directory.
-      writer: changes the directory's log for one run, in a process that may ``publish`` and
-        ``remove``; None elsewhere.
+      writer: of the directory's log, in a process that may ``publish`` and ``remove``; else None.
     """
 
     name: TierName = PERSISTENT
@@ -159,8 +156,7 @@ class PersistentTier:
     def complete_steps(self, deadline_s: float | None = None) -> list[SaveId]:
         """Return the steps that count by the log and its chain, oldest first.
 
-        A step that the log does not name is returned without a run. ``timeout_s`` bounds the call
-        too.
+        A step that the log does not name has no run. ``timeout_s`` bounds the call too.
         """
         longest_s = self.storage.deadline_s(None)
         deadline_s = longest_s if deadline_s is None else min(deadline_s, longest_s)
@@ -174,10 +170,7 @@ class PersistentTier:
         return steps
 
     def open_step(self, step: int) -> StoredStepReader:
-        """Open the step that counts as ``step``, or the hidden step of this number. StepNotFound.
-
-        CorruptData when the step has a problem.
-        """
+        """Open the step that counts as ``step``, or the hidden step; StepNotFound, CorruptData."""
         stored_step = self.found.find(step)
         if stored_step is None:
             raise StepNotFound("open", f"step {step}", f"it is not in {self.directory}")
@@ -193,9 +186,9 @@ class PersistentTier:
     def publish(self, step: StepReader, life: str, chain: Timeline | None = None) -> None:
         """Write a step of another tier as a save of ``life`` does, unless storage has that save.
 
-        Host states are read before any change. Each array is read when it is written, so that a
+        Host states are read before any change. Each array is read when the array is written, so a
         state needs no second copy in memory. A former writer that this process has replaced may
-        still clear the step's place, and claim it, once each: a disturbed write is repeated.
+        still clear and claim the step's place, once each: a disturbed write is repeated.
         """
         documents = step.host_states()
         for _ in range(_MOST_DISTURBANCES):
@@ -278,10 +271,7 @@ class PersistentTier:
     # Restore
 
     def describe(self, stored_step: FoundStep, deadline_s: float | None = None) -> StoredStep:
-        """Return the description of a step from metadata only.
-
-        CorruptData when the step has a problem.
-        """
+        """Return the description of a step from metadata; CorruptData when it has a problem."""
         deadline_s = self.storage.deadline_s(deadline_s)
         marker = stored_step.marker
         item, leaves = self.arrays(stored_step, deadline_s)
@@ -291,10 +281,7 @@ class PersistentTier:
     def arrays(
         self, stored_step: FoundStep, deadline_s: float | None = None
     ) -> tuple[str, dict[str, StoredLeaf]]:
-        """Return the folder of a step's item, and its arrays by path, from metadata only.
-
-        CorruptData when the step has a problem.
-        """
+        """Return the folder of a step's item, and its arrays by path, as ``describe`` does."""
         from emergency_ckpt.storage import orbax_reader  # noqa: PLC0415
 
         deadline_s = self.storage.deadline_s(deadline_s)
@@ -323,10 +310,7 @@ class PersistentTier:
         return str(item), leaves
 
     def find(self, step: int, deadline_s: float | None = None) -> FoundStep:
-        """Return the step that counts as ``step``, or the hidden step of this number.
-
-        PersistentTierError when there is no such step; CorruptData when the step has a problem.
-        """
+        """Return the step as ``open_step`` does; PersistentTierError when there is no such step."""
         stored_step = self.found.find(step, deadline_s)
         target = f"{self.directory}/{step}"
         if stored_step is None:
@@ -359,10 +343,9 @@ class PersistentTier:
         complete: bool,
         progress: WorkProgress,
     ) -> list[int]:
-        """Read each box to its offset in ``sink``; return the CRC32C of the bytes as read.
+        """Read each box in C order to its offset in ``sink``; return the CRC32C of the bytes.
 
-        The bytes are in C order. ``complete``, ``progress``: as in ``BoxReader``. Errors of
-        ``sink`` pass through.
+        ``complete``, ``progress``: as in ``BoxReader``. Errors of ``sink`` pass through.
         """
         with self._reading(item, arrays, complete=complete, progress=progress) as reader:
             return reader.read_into(sink, boxes)
@@ -382,12 +365,7 @@ class PersistentTier:
             raise self.storage.error("read", item.removeprefix(self.directory), error) from error
 
     def read_document(
-        self,
-        step: int,
-        owner: int,
-        count: int,
-        digest: str,
-        deadline_s: float | None = None,
+        self, step: int, owner: int, count: int, digest: str, deadline_s: float | None = None
     ) -> bytes:
         """Return a process's host-state document, checked against the marker's ``digest``."""
         below = f"{HOST_STATE}/{step}/{document_name(owner, count)}"
@@ -434,7 +412,6 @@ class PersistentTier:
 
         The step's place must be empty: see ``DirectoryWriter.make_room``.
         ``holders``: the writers that have shards; None: all writers.
-        ``meet``: the function by which the writers wait for each other.
         ``attempt``: as ``new_attempt`` returns it; several writers must agree on one name.
         ``progress``: counts written bytes, and extends the deadline; None: the deadline of a call.
         """
@@ -499,10 +476,9 @@ class PersistentTier:
         return (self._orbax_item or ITEM,) if orbax.items is None else orbax.items
 
     def _withdraw(self, step: int) -> None:
-        """Remove tensors that were written after the cancellation of their save.
+        """Remove tensors that were written after the cancellation of their save. Inside ``do``.
 
-        Tensors beside host states stay: by these ``DirectoryWriter`` finds them. For use inside
-        ``do``.
+        Tensors beside host states stay, because ``DirectoryWriter`` finds them by the host states.
         """
         storage, name = self.storage, self.storage.name_of(step)
         # Listed first: a later save of the step wrote its host states before its tensors.
@@ -526,9 +502,8 @@ class PersistentTier:
     def _put_new(self, step: int, name: str, data: bytes) -> None:
         # A life that hung and goes on must not replace the files of the next life.
         below = f"{HOST_STATE}/{step}/{name}"
-        self.storage.do(
-            "write", f"/{below}", lambda: self.storage.put_new(below, data), changes=step
-        )
+        work = functools.partial(self.storage.put_new, below, data)
+        self.storage.do("write", f"/{below}", work, changes=step)
 
     def finish(
         self,
@@ -541,8 +516,8 @@ class PersistentTier:
     ) -> Entry:
         """Write the checksums, then the marker; return the entry that makes the step count.
 
-        PersistentTierError when another save has written the step meanwhile.
         ``documents``: (SHA-256 in hex, is empty) of every process's host state, by process index.
+        PersistentTierError when another save has written the step meanwhile.
         """
         items = self._items_of(orbax)
         tensors = self.found.inspection.tensors_id(save, items)
