@@ -33,7 +33,7 @@ _T = TypeVar("_T")
 _CLIENTS = frozenset({"orbax", "fsspec", "gcsfs"})
 _numbers = itertools.count()
 
-# Codes of TensorStore, which are at the start of the text of a ValueError, or inside it.
+# Codes of TensorStore, which are anywhere in the text of a ValueError.
 _FINAL_CODES = re.compile(
     r"\b(NOT_FOUND|INVALID_ARGUMENT|FAILED_PRECONDITION|PERMISSION_DENIED|UNAUTHENTICATED"
     r"|DATA_LOSS|OUT_OF_RANGE|UNIMPLEMENTED)\b"
@@ -98,8 +98,7 @@ _POLL_S = (0.0005, 0.02)
 def is_passing(error: BaseException) -> bool:
     """Return True when the same call may succeed later: overload, resets, silence.
 
-    False for refusal, absence, damage, a full or read-only disk, and bugs: retries would hide these
-    until the deadline.
+    Retries would hide other errors until the deadline: refusal, absence, damage, full disks, bugs.
     """
     if isinstance(error, CheckpointError):
         return error.retryable
@@ -110,9 +109,7 @@ def is_passing(error: BaseException) -> bool:
     status = _status_of(error)
     if status is not None:
         return status not in _FINAL_STATUS
-    if is_refusal(error):
-        return False
-    return _FINAL_CODES.search(str(error)) is None
+    return not is_refusal(error) and _FINAL_CODES.search(str(error)) is None
 
 
 def is_damage(error: BaseException) -> bool:
@@ -139,9 +136,9 @@ def is_conflict(error: BaseException) -> bool:
 
 
 def is_unreachable(error: BaseException) -> bool:
-    """Return True when storage did not answer or refused, so its contents are not known.
+    """Return True when storage did not answer or refused, also because of the path.
 
-    True also for an error about the path; False for absence and for invalid answers.
+    The contents of storage are then not known. False for absence and for invalid answers.
     """
     if isinstance(error, CheckpointError):
         return isinstance(error, DeadlineExceeded)
@@ -195,10 +192,8 @@ def call(
     """Return the result of ``work``; StorageTimeout when nothing moves any more.
 
     After a timeout ``work`` continues in its thread, which does not delay the process's exit.
-
-    Args:
-      again_after_s: begin ``work`` a second time when it takes so many seconds: the first outcome
-        is returned, the other is dropped. For small reads, which take so long only in a stall.
+    ``again_after_s``: begin ``work`` a second time after so many seconds, and return the first
+    outcome; for small reads, which take so long only in a stall.
     """
     outcome: list[tuple[bool, object]] = []
     done = threading.Event()
@@ -233,11 +228,10 @@ def call(
 
 
 def release_workers() -> None:
-    """Exclude the workers of timed-out calls from those that the interpreter joins at exit.
+    """Exclude the workers of timed-out calls from the threads that the interpreter joins at exit.
 
-    Threads that a daemon starts are daemons. But the interpreter joins all workers of thread pools
-    at exit, daemons too (``concurrent.futures.thread``), and a client may block a worker for half
-    an hour.
+    The interpreter joins all workers of thread pools (``concurrent.futures.thread``), even daemons,
+    and a client may block a worker for half an hour.
     """
     frames = sys._current_frames()  # pyright: ignore[reportPrivateUsage] - documented
     for thread in threading.enumerate():
@@ -270,8 +264,7 @@ def call_with_retries(
 ) -> _T:
     """Return the result of ``work``, which is retried with growing pauses on temporary errors.
 
-    At the deadline the last error is raised. ``work`` must be safe to repeat. ``again_after_s``: as
-    in ``call``.
+    ``work`` must be safe to repeat. The last error is raised at the deadline.
     """
     pause_s = FIRST_PAUSE_S
     while True:
@@ -289,8 +282,8 @@ def call_with_retries(
 def read_twice(read: Callable[[], _T]) -> _T:
     """Return the result of ``read``, which is called once more after CorruptData.
 
-    Storage has one copy of a step, and an answer may have been damaged on its way: only a second
-    damaged answer shows that the copy itself is damaged.
+    Storage has one copy of a step, and an answer may be damaged on the way: only a second damaged
+    answer shows that the copy itself is damaged.
     """
     try:
         return read()
@@ -304,9 +297,9 @@ def read_twice(read: Callable[[], _T]) -> _T:
 class LateChanges:
     """Timed-out calls that may still change a step, by directory and step. Thread-safe.
 
-    A client continues after the timeout, for half a minute or for ever. Its late change must not
-    affect a later save of the same step: a removal would delete its arrays, a marker would make it
-    count too soon. So this process changes a step only when all such calls on it have ended.
+    A client continues after the timeout, for half a minute or for ever. A late change must not
+    affect a later save of the step: a removal would delete the arrays, a marker would make the save
+    count too soon. So this process changes a step only when all such calls on the step have ended.
     Requests of another process end with that process.
     """
 
@@ -323,10 +316,7 @@ class LateChanges:
             self._calls.setdefault((directory, step), []).append(call)
 
     def wait(self, directory: str, step: int, deadline_s: float) -> None:
-        """Block until all calls on ``step`` have ended.
-
-        DeadlineExceeded at ``deadline_s`` of ``time.monotonic``.
-        """
+        """Block until all calls on ``step`` have ended; DeadlineExceeded at ``deadline_s``."""
         for call in self._under_way(directory, step):
             call.join(max(0.0, deadline_s - time.monotonic()))
         if self.under_way(directory, step):
@@ -347,10 +337,9 @@ LATE_CHANGES = LateChanges()
 
 
 def result_by(progress: WorkProgress, future: Any, item: str) -> Any:
-    """Return the result of a read of TensorStore, and note it as progress. Blocks.
+    """Return the result of a read of TensorStore, and note the read as progress. Blocks.
 
-    DeadlineExceeded when nothing moves any more. There must be a deadline: a daemon thread blocked
-    in TensorStore at interpreter exit aborts the process as soon as storage answers.
+    DeadlineExceeded when nothing moves any more. The deadline is a must, as in ``wait_for``.
     """
     while True:
         try:
@@ -368,7 +357,7 @@ def wait_for(future: Any, is_over: Callable[[], bool] = lambda: False) -> None:
     """Block until TensorStore's ``future`` is done, or ``is_over`` returns True.
 
     A daemon thread that is blocked in TensorStore at interpreter exit aborts the process as soon as
-    storage answers. So this function only looks at the future, again and again.
+    storage answers. So this function polls the future.
     """
     pause_s, longest_s = _POLL_S
     while not future.done() and not is_over():

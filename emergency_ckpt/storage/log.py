@@ -23,8 +23,7 @@ KEPT = 8
 _FILE = DigestedFile("version", Table, limit_bytes=MAX_LOG_BYTES, version=2)
 _NAME = re.compile(r"([0-9]{12})\.json", re.ASCII)
 _HINT = f"{LOG_FOLDER}/newest"
-"""On a file system, a number that the newest version has reached. Like a listing, the number only
-serves to find the newest version."""
+"""A file with a number that the newest version has reached, on a file system: a place to search."""
 _NUMBER = re.compile(rb"[0-9]{1,12}")
 _PAUSE_S = 0.5
 
@@ -51,7 +50,7 @@ class LogRead(NamedTuple):
       number: of the newest version; 0 without any.
       table: of the newest version that can be used, or None.
       faults: the errors of newer versions, which cannot be used.
-      listed: the numbers that were listed.
+      listed: the numbers of the listed versions.
     """
 
     number: int = 0
@@ -95,7 +94,7 @@ class StepLog:
         """Return the newest version that can be used; damaged newer versions are in ``faults``.
 
         OtherFormat when another version of this package wrote the newest version. StorageLost when
-        the log ends before a version that was seen before.
+        the log ends before a version that this life has seen.
         """
         deadline_s = self._storage.deadline_s(deadline_s)
         strays: tuple[CorruptData, ...] = ()
@@ -192,7 +191,7 @@ class StepLog:
     def is_newest(self, number: int, deadline_s: float | None = None) -> bool:
         """Return whether no version comes after ``number``. One request of an object store.
 
-        The absence of the next version alone is no proof: it may be among the removed versions.
+        The absence of the next version alone is no proof, since old versions are removed.
         """
         return max(self._numbers(self._storage.deadline_s(deadline_s)), default=0) == number
 
@@ -214,11 +213,11 @@ class StepLog:
         return self._storage.do("read", f"/{_below(number)}", read, deadline_s)
 
     def append(self, table: Table, deadline_s: float | None = None) -> LogRead | None:
-        """Create the version ``table``; return the log with it, once it is there.
+        """Create the version ``table``; return the log with this version.
 
-        None when another writer has made a version of this number, even if it was removed long ago.
-        The version may still appear after the deadline, under the same condition. CorruptData when
-        the version is too large. The folder of the log is made for the first version only.
+        None when another writer has made a version of this number, even one removed long ago.
+        CorruptData when the version is too large. After an error at the deadline the version may
+        still appear, if absent. The folder of the log is made for the first version only.
         """
         if table.number > MAX_VERSION:
             last = f"{self._storage.path}/{_below(MAX_VERSION)}"
@@ -239,7 +238,7 @@ class StepLog:
         return LogRead(table.number, table)
 
     def remove_old(self, newest: LogRead, after: LogRead) -> None:
-        """Remove the versions that ``newest``, just written after ``after``, makes needless."""
+        """Remove the versions that ``newest``, just written after ``after``, has replaced."""
         for old in sorted({*after.listed, newest.number - KEPT}):
             if 0 < old <= newest.number - KEPT:
                 path = self._storage.path / _below(old)

@@ -66,8 +66,8 @@ class StoredLeaf(NamedTuple):
 def describe_item(item: epath.Path) -> dict[str, StoredLeaf]:
     """Return the arrays of an Orbax item by path, from its metadata alone. Not collective.
 
-    A leaf that is no array, such as a text of plain Orbax, is left out: no state can ask for it.
-    Errors of Orbax and of the storage client pass through.
+    A leaf that is no array, such as a text of plain Orbax, is left out: no state can ask for such a
+    leaf. Errors of Orbax and of the storage client pass through.
     """
     import orbax.checkpoint as ocp  # noqa: PLC0415
 
@@ -99,9 +99,9 @@ def open_by_name(
 ) -> dict[str, StoredLeaf] | None:
     """Open the arrays of an item's leaves by name; return None when the names are ambiguous.
 
-    For an item that this package wrote, the result equals that of ``describe_item`` in a tenth of
-    the time, because Orbax reads all metadata of each array. Not collective. Errors of TensorStore
-    pass through; DeadlineExceeded at ``deadline_s`` of ``time.monotonic``.
+    The result equals that of ``describe_item``, for an item of this package, in a tenth of the
+    time, because Orbax reads all metadata of each array. Not collective. Errors of TensorStore pass
+    through; DeadlineExceeded at ``deadline_s`` of ``time.monotonic``.
     """
     names = {path: stored_name(path) for path in paths}
     if len(set(names.values())) < len(names):
@@ -196,10 +196,9 @@ def describe_items(
     names: Sequence[str],
     describe: Callable[[str], Mapping[str, StoredLeaf]],
 ) -> tuple[epath.Path, dict[str, StoredLeaf]]:
-    """Return the folder of the items called ``names`` and their leaves by path. Blocks.
+    """Return the folder of the items ``names``, and their leaves by path, from ``describe``.
 
     The leaves of several items are below the names of their items.
-    ``describe`` returns the leaves of the item with a name.
     """
     if len(names) == 1:
         return folder / names[0] if names[0] else folder, dict(describe(names[0]))
@@ -232,8 +231,7 @@ class BoxReader:
 
     Args:
       item: directory of the Orbax item; with several items, that of the step.
-      complete: True when every chunk was stored, so that a missing chunk is an error; otherwise a
-        missing chunk has the fill value.
+      complete: a missing chunk is an error; otherwise a missing chunk has the fill value.
       buffer_bytes: maximum number of bytes requested at once. A larger chunk is read alone.
       progress: counts received bytes; DeadlineExceeded when nothing moves any more.
     """
@@ -293,8 +291,7 @@ class BoxReader:
                     yield request.part, self._result(request)
                     continue
                 # A connection hangs, or the read of a database's node: request the missing parts
-                # anew, through newly opened arrays. Or the link is slow: so request fewer bytes at
-                # once.
+                # through newly opened arrays. Or the link is slow: request fewer bytes at once.
                 logging.warning("%s: no data arrive, so they are requested again", self._item)
                 late = {n: request for n, request in requests.items() if not request.future.done()}
                 for given_up in sorted(late, reverse=True):
@@ -318,8 +315,8 @@ class BoxReader:
     def read_into(self, sink: Sink, boxes: Sequence[tuple[ShardId, int]]) -> list[int]:
         """Read each box to its offset in bytes; return the CRC32C of each box. Blocks.
 
-        ``sink`` must refuse bytes when its owner does not want them any more. Errors of
-        TensorStore, of the file system and of the sink pass through; CorruptData, DeadlineExceeded.
+        ``sink`` must refuse bytes that are not wanted any more. Errors of TensorStore, of the file
+        system and of the sink pass through; CorruptData, DeadlineExceeded.
         """
         in_files = self._in_files(boxes)
         threads = min(_MOST_THREADS, len(os.sched_getaffinity(0)))
@@ -388,7 +385,7 @@ class BoxReader:
 def _has_come(future: Any, item: str, progress: WorkProgress) -> bool:
     """Wait for TensorStore's ``future``; return False if nothing moves for half the stall limit.
 
-    DeadlineExceeded when nothing has moved for the whole stall limit.
+    DeadlineExceeded after the whole stall limit.
     """
     quiet_s = max(time.monotonic(), progress.moved_s) + progress.limits.stall_s / 2
     while not future.done():
@@ -456,8 +453,7 @@ def _damaged(operation: str, item: str, errors: Mapping[str, Exception]) -> Corr
 def _context() -> tensorstore.Context:
     return tensorstore.Context(
         {
-            # Chunks are read once, so a cache of chunks only costs memory. Nodes of the database
-            # are read often.
+            # Chunks are read once, and nodes of the database often.
             "cache_pool": {"total_bytes_limit": 0},
             "cache_pool#ocdbt": {"total_bytes_limit": _OCDBT_CACHE_BYTES},
             "gcs_request_concurrency": {"limit": _CONCURRENT_REQUESTS},
@@ -487,10 +483,9 @@ def in_bucket(path: object) -> bool:
 
 
 def kvstore_of(item: str, name: str = "") -> dict[str, Any] | str:
-    """Return TensorStore's key-value store of an item or of an array in it.
+    """Return TensorStore's key-value store of an item, or of an array in the item.
 
-    The store is a driver and a path, as Orbax writes it, because a URL gives ``%``, ``#``, ``?``
-    and ``|`` a meaning.
+    The store is a driver and a path, because a URL gives ``%``, ``#``, ``?`` and ``|`` a meaning.
     """
     scheme, separator, rest = item.partition("://")
     if not separator:

@@ -309,9 +309,9 @@ class PersistentTier:
         )
         return str(item), leaves
 
-    def find(self, step: int, deadline_s: float | None = None) -> FoundStep:
+    def find(self, step: int) -> FoundStep:
         """Return the step as ``open_step`` does; PersistentTierError when there is no such step."""
-        stored_step = self.found.find(step, deadline_s)
+        stored_step = self.found.find(step)
         target = f"{self.directory}/{step}"
         if stored_step is None:
             raise PersistentTierError("find", target, "there is no such step")

@@ -216,10 +216,10 @@ def late_removals(answers: Sequence[Path]) -> Generator[None]:
     """Removals from storage begin when all ``answers`` are there."""
     remove = DirectoryWriter.remove
 
-    def late(writer: DirectoryWriter, steps: Collection[int], incarnation: str) -> list[str]:
+    def late(writer: DirectoryWriter, steps: Collection[int], incarnation: str) -> None:
         while not all(each.exists() for each in answers):
             time.sleep(0.05)
-        return remove(writer, steps, incarnation)
+        remove(writer, steps, incarnation)
 
     DirectoryWriter.remove = late
     try:

@@ -341,9 +341,9 @@ def test_leftovers_of_a_writer_that_died_are_cleared(tier: PersistentTier, direc
     write(tier, 4, {"x": np.arange(4)})
     assert not unfinished.exists()
     assert steps(tier) == [2, 4]
-    assert writer_of(tier).remove([4], FIRST) == ["4"]
-    assert writer_of(tier).remove([4], FIRST) == []
-    assert steps(tier) == [2]
+    for _ in range(2):
+        writer_of(tier).remove([4], FIRST)
+        assert steps(tier) == [2]
 
 
 def test_nothing_there_is_no_step(tier: PersistentTier, directory: Path) -> None:

@@ -345,16 +345,14 @@ class StepInspection:
         item = PersistentStep(step, 0, False, incarnation=incarnation, problem=problem)
         return FoundStep(item, None, folder)
 
-    def tensors_id(
-        self, save: SaveId, items: Sequence[str], deadline_s: float | None = None
-    ) -> TensorsId:
+    def tensors_id(self, save: SaveId, items: Sequence[str]) -> TensorsId:
         """Return the identity of the tensors of ``items`` in the step's own place.
 
         PersistentTierError when another save has written the tensors.
         """
         name = self._storage.name_of(save.step)
         names = (f"{name}/{STEP_METADATA}", *_manifests(name, items))
-        deadline_s = self._storage.deadline_s(deadline_s)
+        deadline_s = self._storage.deadline_s(None)
         read = functools.partial(self._storage.bytes_of, deadline_s=deadline_s)
         with ThreadPoolExecutor(INSPECTED_AT_ONCE, "eckpt-tensors") as pool:
             metadata, *manifests = pool.map(read, names)

@@ -645,8 +645,8 @@ class DirectoryWriter:
 
     # Removal.
 
-    def remove(self, steps: Collection[int], incarnation: str) -> list[str]:
-        """Remove ``steps``, under any name; return the names of the removed folders.
+    def remove(self, steps: Collection[int], incarnation: str) -> None:
+        """Remove ``steps``, under any name.
 
         1. A version records that the steps are being removed: they no longer count.
         2. Orbax's commit is deleted, so that plain Orbax ignores the step, then all other files.
@@ -657,7 +657,7 @@ class DirectoryWriter:
             entries = [e for s in steps if (e := self._entry_of(s)) is not None]
             if missing := set(steps) - {e.step for e in entries}:
                 entries += self._unlisted_entries(missing)
-            return self._remove([e for e in entries if e.state != "hidden"])
+            self._remove([e for e in entries if e.state != "hidden"])
 
     def retire(self, step: int, incarnation: str) -> None:
         """Remove a listed ``step`` as ``remove`` does, but without an error for files that stay."""
@@ -666,24 +666,18 @@ class DirectoryWriter:
             if (entry := self._entry_of(step)) is not None and entry.state != "hidden":
                 self._remove_what_goes([entry])
 
-    def remove_hidden(self, steps: Collection[int], incarnation: str) -> list[str]:
-        """Remove hidden ``steps`` for good, as a user asks; return the names of their folders."""
+    def remove_hidden(self, steps: Collection[int], incarnation: str) -> None:
+        """Remove hidden ``steps`` for good, as a user asks."""
         with self._lock:
             self.hold(incarnation)
-            leaving = [e for e in self._entries() if e.step in steps and e.state == "hidden"]
-            self._remove(leaving)
-            return [self._hidden_folder(entry) for entry in leaving]
+            self._remove([e for e in self._entries() if e.step in steps and e.state == "hidden"])
 
-    def _remove(self, entries: Sequence[Entry]) -> list[str]:
+    def _remove(self, entries: Sequence[Entry]) -> None:
         """Remove all ``entries``, or raise the error of the first entry that cannot be deleted."""
-        leaving = [e for e in entries if e.step not in self._removing]
-        if not entries:
-            return []
-        errors = self._remove_what_goes(entries)
-        for entry in leaving:
+        errors = self._remove_what_goes(entries) if entries else {}
+        for entry in entries:
             if entry.step in errors:
                 raise errors[entry.step]
-        return [entry.own_folder for entry in leaving]
 
     def _remove_what_goes(self, entries: Sequence[Entry]) -> dict[int, PersistentTierError]:
         """Remove ``entries``; return, by step, the errors of entries that cannot be deleted."""
