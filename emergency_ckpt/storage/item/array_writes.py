@@ -76,9 +76,9 @@ class ArrayWrites:
     def database_of(self, process: int) -> str:
         """Return the name of a writer's database, a folder below the item.
 
-        Orbax permits any letters and digits as the number of a process. Here they name the attempt
-        too. TensorStore may still write for an attempt that was given up, or for a life that has
-        hung, but then into a database that no other attempt reads, even of the same save.
+        Orbax permits any letters and digits as the number of a process. Here the name includes the
+        attempt, because TensorStore may still write for an attempt that was given up, or for a life
+        that has hung: then into a database that no other attempt reads, even of the same save.
         """
         return f"ocdbt.process_{process}x{self.attempt}"
 
@@ -123,18 +123,15 @@ class ArrayWrites:
         except BaseException:
             transaction.abort()
             if commit is not None:
-                # Otherwise its files would come back into a folder that is being removed. After a
-                # cancelled save they still may.
+                # Otherwise files would come back into a folder that is being removed, as they still
+                # may after a cancelled save.
                 wait_for(commit, self._is_over)
             raise
 
     def _begin(
         self, database: tensorstore.KvStore, batch: Sequence[_Piece], created: set[str]
     ) -> None:
-        """Open the arrays of a batch and pass their parts to TensorStore.
-
-        Nothing is written before the transaction is committed.
-        """
+        """Open the arrays of a batch and pass their parts to TensorStore, for the commit."""
         opening = [self._open(database, piece.array, created) for piece in batch]
         writes = [
             store[tuple(slice(start, stop) for start, stop in part.box)].write(
@@ -174,7 +171,7 @@ class ArrayWrites:
         return self.is_cancelled
 
     def _count(self) -> None:
-        """Note the bytes written since the last count, which no future reports before its end."""
+        """Note the bytes written since the last count: futures report only their ends."""
         self._counted_s = time.monotonic()
         before, self._written_bytes = self._written_bytes, _written_bytes()
         if before is not None and self._written_bytes > before:
@@ -275,8 +272,8 @@ def new_context() -> tensorstore.Context:
 class UnpublishedDatabase:
     """A database in ``folder``. Blocks for storage, until the save is cancelled.
 
-    TensorStore writes data and nodes under random names. It would read a manifest in the folder, as
-    one that another writer has left. So the manifest stays in memory: the caller creates the file.
+    TensorStore writes data and nodes under random names, but would read a manifest that another
+    writer has left in the folder. So the manifest stays in memory: the caller creates the file.
     """
 
     def __init__(self, folder: str, writes: ArrayWrites) -> None:
@@ -308,22 +305,18 @@ class UnpublishedDatabase:
 def release_pages(database: str) -> None:
     """Let the kernel reuse the pages of the data files below the folder ``database``.
 
-    A save to a disk then needs no more pages than the previous save. Otherwise each save takes new
-    pages, which cost several times as much as the write if a virtual machine must first get them
-    from its host, or if memory must be reclaimed first. The files stay as they are: a restore of
-    that step reads them from the disk.
+    A save to a disk then needs no more pages than the previous save. New pages cost several times
+    as much as the write if a virtual machine must first get the pages from its host, or if memory
+    must be reclaimed first. The files stay: a restore of that step reads them from the disk.
     """
     # This is only advice to the kernel: files may be missing, as in a step that is being removed.
     with contextlib.suppress(OSError), os.scandir(f"{database}/d") as entries:
         for entry in entries:
-            if entry.is_file(follow_symlinks=False):
-                _release(entry.path)
-
-
-def _release(path: str) -> None:
-    with contextlib.suppress(OSError):
-        file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        try:
-            os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
-        finally:
-            os.close(file)
+            if not entry.is_file(follow_symlinks=False):
+                continue
+            with contextlib.suppress(OSError):
+                file = os.open(entry.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+                try:
+                    os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+                finally:
+                    os.close(file)

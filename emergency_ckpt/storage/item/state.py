@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import dataclasses
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -18,7 +18,7 @@ import numpy.typing as npt
 import orbax.checkpoint as ocp
 from etils import epath
 
-from emergency_ckpt.core.boxes import chunk_shape, relative, slices, volume, whole
+from emergency_ckpt.core.boxes import chunk_shape, relative, shape_of, slices, volume, whole
 from emergency_ckpt.core.restore.leaves import STORED_AS_UINT8
 from emergency_ckpt.core.step_names import leaves_by_item
 from emergency_ckpt.errors import InvalidState, PersistentTierError
@@ -77,8 +77,7 @@ class ItemArray:
 class _Place(NamedTuple):
     """The place of leaves of one sharding, shape and dtype.
 
-    Attributes:
-      mine: the boxes that this process writes, each after the saved box of which it is a part.
+    ``mine``: the boxes that this process writes, each after the saved box of which it is a part.
     """
 
     sharding: jax.sharding.Sharding
@@ -107,10 +106,9 @@ def item_state(
             values[path] = _host_array(leaf, shard)
         else:
             key = (leaf.sharding, shape, leaf.kind, leaf.spec.dtype)
-            place = places.get(key)
-            if place is None:
-                place = places[key] = _place_of(leaf, leaf.sharding, writers)
-            values[path] = _device_array(leaf, place, shards)
+            if key not in places:
+                places[key] = _place_of(leaf, leaf.sharding, writers)
+            values[path] = _device_array(leaf, places[key], shards)
     return tree.unflatten(values)
 
 
@@ -182,14 +180,10 @@ def _place_of(leaf: Leaf, sharding: jax.sharding.Sharding, writers: Sequence[int
     if missing:
         problem = f"no writer holds its box {min(missing)}"
         raise PersistentTierError("save", f"leaf {leaf.spec.path!r}", problem)
-    write_shape = tuple(stop - start for start, stop in next(iter(boxes.values())))
+    write_shape = shape_of(next(iter(boxes.values())))
     item_bytes = 1 if leaf.spec.dtype in STORED_AS_UINT8 else np.dtype(leaf.spec.dtype).itemsize
-    return _Place(
-        stored,
-        write_shape,
-        chunk_shape(write_shape, item_bytes),
-        tuple((saved[dev], box) for box, dev in writer_of.items() if dev.process_index == me),
-    )
+    mine = tuple((saved[dev], box) for box, dev in writer_of.items() if dev.process_index == me)
+    return _Place(stored, write_shape, chunk_shape(write_shape, item_bytes), mine)
 
 
 class NamedArray(NamedTuple):
@@ -215,17 +209,7 @@ class ItemTree:
 
     def document(self) -> str:
         """Return the document of the tree."""
-        return json.dumps(
-            {
-                "tree_metadata": dict(self._entries()),
-                "use_ocdbt": True,
-                "use_zarr3": False,
-                "store_array_data_equal_to_fill_value": True,
-                "custom_metadata": None,
-            }
-        )
-
-    def _entries(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        leaves: dict[str, Any] = {}
         for keys, value in self._leaves:
             names = [str(ocp.utils.get_key_name(key)) for key in keys]
             kinds = [_SEQUENCE if ocp.utils.is_sequence_key(key) else _MAPPING for key in keys]
@@ -236,16 +220,20 @@ class ItemTree:
                     described["write_shape"] = value.write_shape
             else:
                 described = {"value_type": _empty(value), "skip_deserialize": True}
-            yield (
-                str(tuple(names)),
-                {
-                    "key_metadata": [
-                        {"key": name, "key_type": kind}
-                        for name, kind in zip(names, kinds, strict=True)
-                    ],
-                    "value_metadata": described,
-                },
-            )
+            named_kinds = zip(names, kinds, strict=True)
+            leaves[str(tuple(names))] = {
+                "key_metadata": [{"key": name, "key_type": kind} for name, kind in named_kinds],
+                "value_metadata": described,
+            }
+        return json.dumps(
+            {
+                "tree_metadata": leaves,
+                "use_ocdbt": True,
+                "use_zarr3": False,
+                "store_array_data_equal_to_fill_value": True,
+                "custom_metadata": None,
+            }
+        )
 
 
 def _empty(value: Any) -> str:
@@ -259,20 +247,16 @@ def _empty(value: Any) -> str:
 
 def shardings(arrays: Sequence[NamedArray]) -> str | None:
     """Return the document of the shardings; None when Orbax knows none of the shardings."""
-    texts: dict[jax.sharding.Sharding, str | None] = {}
+    texts = {sharding: _sharding(sharding) for sharding in {array.sharding for _, array in arrays}}
     documents: dict[str, str] = {}
     for name, array in arrays:
-        if array.sharding is None:
-            continue
-        if array.sharding not in texts:
-            texts[array.sharding] = _sharding(array.sharding)
         text = texts[array.sharding]
         if text is not None:
             documents[base64.urlsafe_b64encode(name.encode()).decode()] = text
     return json.dumps(documents) if documents else None
 
 
-def _sharding(sharding: jax.sharding.Sharding) -> str | None:
+def _sharding(sharding: jax.sharding.Sharding | None) -> str | None:
     if isinstance(sharding, jax.sharding.NamedSharding):
         return ocp.metadata.NamedShardingMetadata.from_jax_sharding(sharding).to_serialized_string()
     if isinstance(sharding, jax.sharding.SingleDeviceSharding):
@@ -305,13 +289,10 @@ def late_items(
 ) -> dict[str, Any]:
     """Return a step's state by Orbax's items, as ``StepWriter`` takes it, structured as ``like``.
 
-    A step has the paths of leaves alone, and ``like`` gives the structure. An item whose leaves are
-    not those of ``like``, or which has no folder there, is made of dicts. Where leaves are in no
-    item of ``like``, the whole state is one item ``state`` made of dicts. Items without leaves are
-    left out, as Orbax does.
-
-    Args:
-      structure_of: reads the structure of an item: ``read_structure``, with a deadline.
+    A step has the paths of leaves alone, so ``like`` gives the structure of each item, which
+    ``structure_of`` reads. An item with other leaves, or without a folder, is made of dicts. Where
+    leaves are in no item of ``like``, the whole state is one item ``state`` made of dicts. Items
+    without leaves are left out, as Orbax does.
     """
     values = {path: _late_array(step, path) for path in step.leaves}
     parts = leaves_by_item(like, values)
@@ -339,7 +320,7 @@ def _late_array(step: StepReader, path: str) -> ItemArray | None:
     boxes = step.boxes(path) if leaf_bytes(leaf) >= _CHUNKED_BYTES else ()
     if len(boxes) > 1:
         # Chunks as large as the largest box: so a process that reads its shard reads little else.
-        part = tuple(stop - start for start, stop in max(boxes, key=volume))
+        part = shape_of(max(boxes, key=volume))
     return ItemArray(
         shape,
         dtype.name,
@@ -379,7 +360,7 @@ def read_structure(item: epath.Path) -> Any:
 def _tree_like(tree: Any, values: Mapping[str, Any]) -> Any | None:
     """Return ``values`` in the structure of ``tree``, or None when the leaves differ.
 
-    Leaves with the value None, arrays without elements, are not in the tree of an Orbax item.
+    The tree of an Orbax item lacks arrays without elements: leaves with the value None.
     """
     paths = {path_of(key_path) for key_path, _ in jax.tree_util.tree_leaves_with_path(tree)}
     if paths != {path for path, value in values.items() if value is not None}:
