@@ -103,19 +103,6 @@ class Contents(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return ShardId(leaf=self.leaves[entry.leaf].path, box=entry.box)
 
 
-class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The shards that one process published for one step.
-
-    Attributes:
-      contents_digest: SHA-256 (hex) of the canonical encoding of ``contents``, by which planner
-        and peers refer to it. Replicas have equal digests.
-    """
-
-    contents_digest: str
-    contents: Contents
-    writer: Writer
-
-
 Requirement = Literal["secret", "storage", "peers"]
 OnPreemption = Literal["save", "exit", "ignore"]
 """Something without which a job ends its start with an error, or a restore passes a step over."""

@@ -32,7 +32,6 @@ from emergency_ckpt.types import (
     Box,
     Contents,
     LeafSpec,
-    Manifest,
     SaveId,
     ShardEntry,
     Writer,
@@ -41,6 +40,23 @@ from emergency_ckpt.types import (
 FORMAT_VERSION = 1
 _MAX_CRC = 0xFFFFFFFF
 _T = TypeVar("_T")
+
+
+class Published(msgspec.Struct, frozen=True):
+    """The contents of a slot, and their encoding, whose SHA-256 is ``digest``.
+
+    Planner and peers refer to the contents by the digest, which is equal for replicas. ``writer``:
+    the process that published them, as read from the manifest.
+    """
+
+    digest: str
+    encoded: bytes
+    contents: Contents
+    writer: Writer | None = None
+
+    @property
+    def save(self) -> SaveId:
+        return self.contents.save
 
 
 class _Envelope(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -144,8 +160,8 @@ def wrap_contents(encoded_contents: bytes, writer: Writer) -> bytes:
     return data
 
 
-def decode_manifest(data: bytes) -> tuple[Manifest, bytes]:
-    """Return the manifest of a file, and the encoded contents in it.
+def decode_manifest(data: bytes) -> Published:
+    """Return what the manifest of a file says is published.
 
     Checks the version, both digests and every rule of FORMAT.md, not the CRCs of the slot.
     CorruptData is the only error.
@@ -163,8 +179,7 @@ def decode_manifest(data: bytes) -> tuple[Manifest, bytes]:
     _check_writer(body.writer)
     encoded = bytes(body.contents)
     contents = decode_contents(encoded, body.contents_digest)
-    manifest = Manifest(contents_digest=body.contents_digest, contents=contents, writer=body.writer)
-    return manifest, encoded
+    return Published(body.contents_digest, encoded, contents, body.writer)
 
 
 def check_contents(contents: Contents) -> None:

@@ -24,12 +24,12 @@ from emergency_ckpt.errors import (
 from emergency_ckpt.ram.deletion import LEDGER, QUARANTINE_DIRECTORY
 from emergency_ckpt.ram.host_state_store import HostStateStore
 from emergency_ckpt.ram.locks import Claim, Holder, claim_directory
+from emergency_ckpt.ram.manifest import Published
 from emergency_ckpt.ram.process_files import (
     LEDGER_FILE,
     NUMBERS,
     Ledger,
     ProcessFiles,
-    Published,
     file_name,
     manifest_name,
 )

@@ -29,31 +29,15 @@ from emergency_ckpt.core.restore.inventory import HeldHostState, RestoredSave
 from emergency_ckpt.core.timeline import Timeline, check_save, newest, problem_of
 from emergency_ckpt.errors import CorruptData
 from emergency_ckpt.ram.deletion import HOST_STATE_DIRECTORY, LEDGER
-from emergency_ckpt.ram.manifest import decode_manifest, end_of
+from emergency_ckpt.ram.manifest import Published, decode_manifest, end_of
 from emergency_ckpt.ram.ownership import open_process_directory
 from emergency_ckpt.state.host_state import HostStateDocument, decode, document_name
-from emergency_ckpt.types import Contents, SaveId, Writer
+from emergency_ckpt.types import SaveId
 
 NUMBERS = range(100)
 """Valid slot numbers: at most two digits."""
 
 _DOCUMENT = re.compile(r"process_\d{5,7}_of_\d{5,7}\.json")
-
-
-class Published(msgspec.Struct, frozen=True):
-    """The contents of a slot, and their encoding, whose SHA-256 is ``digest``.
-
-    ``writer``: the process that published them, as read from the manifest.
-    """
-
-    digest: str
-    encoded: bytes
-    contents: Contents
-    writer: Writer | None = None
-
-    @property
-    def save(self) -> SaveId:
-        return self.contents.save
 
 
 class Ledger(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -133,18 +117,13 @@ class ProcessFiles:
             file = files.read_bounded(name, self.dir_fd, MAX_MANIFEST_BYTES)
         except FileNotFoundError:
             return None
-        manifest, encoded = decode_manifest(file)
-        run_id = manifest.contents.save.run_id
+        published = decode_manifest(file)
+        run_id = published.save.run_id
         if run_id != self.run_id:
             raise CorruptData(
                 "open", name, "another run's manifest", expected=self.run_id, actual=run_id
             )
-        return Published(
-            digest=manifest.contents_digest,
-            encoded=encoded,
-            contents=manifest.contents,
-            writer=manifest.writer,
-        )
+        return published
 
     def open_slot(self, number: int, published: Published | None = None) -> int:
         """Return a read-only descriptor of a slot's file, which the caller closes.

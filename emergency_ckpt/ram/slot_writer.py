@@ -14,15 +14,16 @@ from typing_extensions import Buffer
 
 from emergency_ckpt import _native, files
 from emergency_ckpt.errors import CorruptData, LocalTierError
-from emergency_ckpt.ram.manifest import check_contents as check_manifest_contents
 from emergency_ckpt.ram.manifest import (
+    Published,
+    check_contents,
     contents_digest,
     encode_contents,
     end_of,
     wrap_contents,
 )
 from emergency_ckpt.ram.process_directory import ProcessDirectory
-from emergency_ckpt.ram.process_files import Published, manifest_name
+from emergency_ckpt.ram.process_files import manifest_name
 from emergency_ckpt.ram.slots import Slot
 from emergency_ckpt.state.mapped import MappedMemory
 from emergency_ckpt.state.pins import Pin
@@ -143,7 +144,7 @@ class SlotWriter:
         are of another save or do not fit; RamdiskFull when there is no room.
         """
         self._check_unstaged("stage")
-        check_manifest_contents(contents)
+        check_contents(contents)
         if contents.save != self._save:
             raise CorruptData(
                 "stage", "manifest", "another save's", expected=self._save, actual=contents.save

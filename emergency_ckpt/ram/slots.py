@@ -25,10 +25,10 @@ from emergency_ckpt.errors import (
 )
 from emergency_ckpt.ram.host_memory import new_pages_fit
 from emergency_ckpt.ram.locks import Claim
+from emergency_ckpt.ram.manifest import Published
 from emergency_ckpt.ram.prefault import SlotMemory
 from emergency_ckpt.ram.process_files import (
     ProcessFiles,
-    Published,
     file_name,
     manifest_name,
     why_too_short,

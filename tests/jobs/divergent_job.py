@@ -24,7 +24,7 @@ def alter(world: JobProcess, name: str, *hosts: int) -> None:
     world.meet()
     if world.process in hosts:
         path = newest_manifest(process_dir(world, name, world.process))
-        manifest, _ = decode_manifest(path.read_bytes())
+        manifest = decode_manifest(path.read_bytes())
         contents = manifest.contents
         filled = [n for n, entry in enumerate(contents.shards) if entry.nbytes]
         index = max(filled, key=lambda n: (contents.shard_id(n).leaf == LEAF, -n))

@@ -44,10 +44,10 @@ def test_code_writes_the_golden_bytes() -> None:
 
 
 def test_code_reads_the_golden_bytes() -> None:
-    manifest, encoded = decode_manifest(MANIFEST)
+    manifest = decode_manifest(MANIFEST)
     assert manifest.contents == contents()
     assert manifest.writer == writer()
-    assert encoded == encode_contents(contents())
+    assert manifest.encoded == encode_contents(contents())
     document = host_state.decode(DOCUMENT)
     assert (document.save, document.owner, document.count) == (SAVE, 3, 8)
     value = host_state.value_of(document.payload)

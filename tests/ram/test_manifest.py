@@ -77,12 +77,12 @@ def contents_values(draw: st.DrawFn) -> Contents:
 @given(contents_values(), writers)
 def test_round_trip(contents: Contents, writer: Writer) -> None:
     data = wrap_contents(encode_contents(contents), writer)
-    found, encoded = decode_manifest(data)
+    found = decode_manifest(data)
     assert found.contents == contents
     assert found.writer == writer
-    assert encoded == encode_contents(contents)
-    assert found.contents_digest == contents_digest(encoded)
-    assert decode_contents(encoded, found.contents_digest) == contents
+    assert found.encoded == encode_contents(contents)
+    assert found.digest == contents_digest(found.encoded)
+    assert decode_contents(found.encoded, found.digest) == contents
 
 
 @pytest.mark.dear
