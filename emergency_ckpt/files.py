@@ -61,8 +61,7 @@ class NotOwn(PermissionError):
         super().__init__(errno.EPERM, problem, os.fspath(path))
 
 
-def check_own(dir_fd: int, path: str | os.PathLike[str], owner_uid: int) -> None:
-    """Raise NotOwn unless the user owns the open directory and others have no access."""
+def _check_own(dir_fd: int, path: str | os.PathLike[str], owner_uid: int) -> None:
     status = os.fstat(dir_fd)
     mode = stat.S_IMODE(status.st_mode)
     if status.st_uid != owner_uid:
@@ -95,15 +94,23 @@ def open_directory(name: str | os.PathLike[str], *, parent_fd: int | None = None
     return os.open(name, flags, dir_fd=parent_fd)
 
 
-def open_inner(name: str, parent_fd: int) -> int:
-    """Open a directory inside a checked one. NotOwn unless it has the same owner and is closed."""
-    fd = open_directory(name, parent_fd=parent_fd)
+def open_own(path: str | os.PathLike[str], parent_fd: int, owner_uid: int | None = None) -> int:
+    """Open the directory ``path`` by its name in ``parent_fd``. OSError.
+
+    NotOwn unless ``owner_uid`` owns it (None: the effective user) and others have no access.
+    """
+    fd = open_directory(os.path.basename(path), parent_fd=parent_fd)
     try:
-        check_own(fd, name, os.fstat(parent_fd).st_uid)
+        _check_own(fd, path, os.geteuid() if owner_uid is None else owner_uid)
     except BaseException:
         os.close(fd)
         raise
     return fd
+
+
+def open_inner(name: str, parent_fd: int) -> int:
+    """Open a directory inside a checked one. NotOwn unless it has the same owner and is closed."""
+    return open_own(name, parent_fd, os.fstat(parent_fd).st_uid)
 
 
 def ensure_directory(name: str, parent_fd: int) -> int:

@@ -76,7 +76,7 @@ def open_run_directory(path: Path, owner_uid: int | None = None) -> int:
     """
     with files.closing(open_local_dir(path.parent, owner_uid)) as parent_fd:
         try:
-            return _open_own(path, parent_fd, owner_uid)
+            return files.open_own(path, parent_fd, owner_uid)
         except NotADirectoryError as error:
             raise files.NotOwn("it is a link, or no directory", path, "remove it") from error
 
@@ -84,7 +84,7 @@ def open_run_directory(path: Path, owner_uid: int | None = None) -> int:
 def open_process_directory(path: Path, owner_uid: int | None = None) -> int:
     """Open ``<local_dir>/<run id>/<process directory>``, as ``open_run_directory``."""
     with files.closing(open_run_directory(path.parent, owner_uid)) as parent_fd:
-        return _open_own(path, parent_fd, owner_uid)
+        return files.open_own(path, parent_fd, owner_uid)
 
 
 def open_to_delete(path: Path) -> int:
@@ -98,13 +98,3 @@ def open_to_delete(path: Path) -> int:
         files.closing(files.open_directory(path.parent.name, parent_fd=local_fd)) as parent_fd,
     ):
         return files.open_directory(path.name, parent_fd=parent_fd)
-
-
-def _open_own(path: Path, parent_fd: int, owner_uid: int | None) -> int:
-    fd = files.open_directory(path.name, parent_fd=parent_fd)
-    try:
-        files.check_own(fd, path, os.geteuid() if owner_uid is None else owner_uid)
-    except BaseException:
-        os.close(fd)
-        raise
-    return fd

@@ -603,11 +603,9 @@ class LocalTier(HeldSaves):
                 logging.warning("the orderly end of this life is not on record: %s", error)
 
     def remove(self, step: int, incarnation: str = "") -> None:
-        """Unpublish every save of ``step``, protected or not, with its host states.
+        """Unpublish every save of ``step``, protected or not, with its host states. LocalTierError.
 
-        Also in orphans; see ``ProcessDirectory.remove``. LocalTierError.
-
-        ``incarnation``: of no account.
+        Of each ``incarnation``, and in orphans too; see ``ProcessDirectory.remove``.
         """
         del incarnation
         self._change_all("remove from", lambda place: place.remove(step))
@@ -619,8 +617,7 @@ class LocalTier(HeldSaves):
     def invalidate_newer(self, than: SaveId, timeline: Timeline | None = None) -> None:
         """Unpublish saves later than the restored ``than``, here and in orphans. LocalTierError.
 
-        Later means a greater step, or the same step of another incarnation; see
-        ``ProcessDirectory.invalidate_newer``.
+        See ``ProcessDirectory.invalidate_newer``.
         """
         self._change_all("invalidate in", lambda place: place.invalidate_newer(than, timeline))
 

@@ -2,19 +2,14 @@
 
 No JAX here: ``ram`` maps its slots with a ``Mapper`` that the start hands down from ``state.link``.
 
-The owner of a slot (or of any other memory):
+The owner of a slot calls ``want``, then ``map`` for each range of ``missing``, in a background
+thread. Where a mapping is refused, what is mapped by then stays, and the rest of the memory works
+by the fallback. Readers and writers hold ``transfer`` while a device may touch the memory. A
+restore calls ``wait`` before it sends: unmapped memory moves at a twentieth of the link's rate. The
+owner calls ``unmap`` before the file shrinks, goes or is handed on.
 
-1. ``MappedMemory(link.mapper, address, nbytes)``: nothing is mapped yet. ``mapper`` None: this link
-   maps nothing, and all below does nothing.
-2. ``want`` notes that all of it is about to be mapped. Then ``map`` for each range of ``missing``,
-   in a background thread. ``MappingRefused`` says what to raise; what is mapped by then stays, and
-   the rest of the memory works by the fallback. ``give_up`` notes that no more is mapped.
-3. Readers and writers hold ``transfer`` while a device may touch the memory. A restore calls
-   ``wait`` before it sends: unmapped memory moves at a twentieth of the link's rate.
-4. ``unmap`` before the file shrinks, goes or is handed on. It waits for the transfers that run and
-   refuses new ones, so memory is never unmapped under a transfer.
-
-In a forked child all of it does nothing: the devices, and what they have mapped, are the parent's.
+All of it does nothing without a ``Mapper``, and in a forked child: the devices, and what they have
+mapped, are the parent's.
 """
 
 from __future__ import annotations

@@ -173,7 +173,13 @@ def _describe_leaf(value: Any, path: str, position: int, operation: str) -> Leaf
         kind = next(kind for kind in _NUMBERS if isinstance(value, kind))
         return Leaf(spec, LeafKind.SCALAR, None, position, _NUMBERS[kind])
     if isinstance(value, np.ndarray | np.generic):
-        _check_is_plain(value, path, operation)
+        if isinstance(value, np.ndarray) and type(value) not in (np.ndarray, np.memmap):
+            raise InvalidState(
+                operation,
+                f"leaf {path!r}",
+                f"a {type(value).__name__} would come back as a plain array",
+                hint="give numpy.asarray of it, and of a masked array its data and its mask",
+            )
         spec = LeafSpec(path, value.dtype.name, tuple(value.shape))
         return Leaf(spec, LeafKind.NUMPY, None, position)
     if not (hasattr(value, "shape") and hasattr(value, "dtype")):
@@ -193,17 +199,6 @@ def _describe_leaf(value: Any, path: str, position: int, operation: str) -> Leaf
         return Leaf(spec, LeafKind.KEYS, sharding, position)
     spec = LeafSpec(path, np.dtype(value.dtype).name, shape)
     return Leaf(spec, LeafKind.ARRAY, sharding, position)
-
-
-def _check_is_plain(value: Any, path: str, operation: str) -> None:
-    """Raise InvalidState for a kind of array with more than its elements, which would be lost."""
-    if isinstance(value, np.ndarray) and type(value) not in (np.ndarray, np.memmap):
-        raise InvalidState(
-            operation,
-            f"leaf {path!r}",
-            f"a {type(value).__name__} would come back as a plain array",
-            hint="give numpy.asarray of it, and of a masked array its data and its mask",
-        )
 
 
 def _sharding_of(value: Any, path: str, operation: str) -> jax.sharding.Sharding:

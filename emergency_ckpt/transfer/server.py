@@ -385,25 +385,20 @@ def _bind(host: str, port: int) -> tuple[socket.socket, str]:
     try:
         addresses = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM)
         family, kind, protocol, _, name = addresses[0]
-        listener = socket.socket(family, kind, protocol)
-    except OSError as error:
-        raise ConfigError(
-            [f"transfer address {host!r}: {error}"], target="transfer server"
-        ) from error
-    everywhere = ipaddress.ip_address(str(name[0]).partition("%")[0]).is_unspecified
-    try:
+        everywhere = ipaddress.ip_address(str(name[0]).partition("%")[0]).is_unspecified
         if everywhere or not host:
             raise ConfigError(
                 [f"transfer address {host!r} means all interfaces: name the one that peers reach"],
                 target="transfer server",
             )
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(name)
-    except ConfigError:
-        listener.close()
-        raise
+        listener = socket.socket(family, kind, protocol)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(name)
+        except OSError:
+            listener.close()
+            raise
     except OSError as error:
-        listener.close()
         raise ConfigError(
             [f"transfer address {host!r} port {port}: {error}"], target="transfer server"
         ) from error
