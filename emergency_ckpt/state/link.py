@@ -53,6 +53,7 @@ Way = Literal["views", "direct", "pinned_host", "pageable"]
 _MATRIX = 2
 """Dimensions from which on arrays have more than one layout."""
 _PROBE_BYTES = 8 << 20
+_PROBE_TIMEOUT_S = 30.0
 _RELEASE_TRIES, _RELEASE_PAUSE_S = 100, 0.0002
 _PIECE_BYTES = 16 << 20
 """The most of an array that one thread copies at a time."""
@@ -351,8 +352,7 @@ def _find_abilities(devices: Sequence[Any], mapper: Mapper | None, dma: Dma | No
     facts = LinkFacts(device.platform, device.device_kind, "views", maps=False)
     if device.platform == "cpu" and mapper is None:
         return Link(dataclasses.replace(facts, why="arrays on CPU are host memory"))
-    own_way = _way_of_jax(device)
-    facts = dataclasses.replace(facts, way=own_way)
+    facts = dataclasses.replace(facts, way=_way_of_jax(device))
     if mapper is None:
         if not hasattr(device.client, "dma_map"):
             why = "this JAX cannot map host memory (jax 0.10.2 and later can)"
@@ -367,21 +367,18 @@ def _find_abilities(devices: Sequence[Any], mapper: Mapper | None, dma: Dma | No
     except MappingRefused as error:
         return Link(dataclasses.replace(facts, why=error.problem))
     try:
-        facts = dataclasses.replace(facts, maps=mapped.mapped_bytes == _PROBE_BYTES)
         if dma is None and device.platform == "gpu":
             dma = cuda_dma()
         if dma is None:
-            return Link(
-                dataclasses.replace(facts, why=f"no direct read of {device.platform}"), mapper
-            )
-        why, gb_s = _try_dma(devices, dma, landed)
-        facts = dataclasses.replace(facts, why=why, gb_s=gb_s, way=own_way if why else "direct")
-        return Link(facts, mapper, None if why else dma)
+            why, gb_s = f"no direct read of {device.platform}", 0.0
+        else:
+            why, gb_s = _try_dma(devices, dma, landed)
     finally:
         mapped.unmap(_PROBE_TIMEOUT_S)
-
-
-_PROBE_TIMEOUT_S = 30.0
+    facts = dataclasses.replace(facts, maps=True, why=why, gb_s=gb_s)
+    if why:
+        return Link(facts, mapper)
+    return Link(dataclasses.replace(facts, way="direct"), mapper, dma)
 
 
 def _way_of_jax(device: Any) -> Way:

@@ -115,12 +115,6 @@ class MappedMemory:
         self._is_ending = False
 
     @property
-    def mapped_bytes(self) -> int:
-        """Return the number of bytes that are mapped."""
-        with self._changed:
-            return sum(end - offset for offset, end in self._pieces)
-
-    @property
     def missing(self) -> list[tuple[int, int]]:
         """Return (offset, nbytes) of the ranges that are about to be mapped."""
         with self._changed:
