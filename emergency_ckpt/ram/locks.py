@@ -1,9 +1,9 @@
 """Locks on the process directories of a ramdisk. They are ``flock``, which ends with its process.
 
-A process that writes to a directory, or deletes it, holds ``owner.lock`` exclusively; an owner
-writes its record into it, which names the process and its start of the job. A process that serves a
-directory without owning it holds ``reader.lock`` shared; deletion needs that exclusively. A lock
-counts only while the locked file is the one at its path.
+A process that writes to a directory, or deletes it, holds ``owner.lock`` exclusively. An owner
+writes a record into that file, which names the process and its start of the job. A process that
+serves a directory of others holds ``reader.lock`` shared; deletion needs that lock exclusively. A
+lock counts only while the locked file is the one at its path.
 """
 
 from __future__ import annotations
@@ -374,8 +374,8 @@ def _claim(path: Path, *, create: bool, own: bool = True) -> Claim | Holder | No
 def _ensure_readers_lock(path: Path, dir_fd: int) -> None:
     """Make ``reader.lock`` in a directory of this user, also in place of another user's. NotOwn.
 
-    A command of root may have left one. No server has it locked, since ``read_claim`` takes no
-    other user's file, and the owner of a directory may remove any file from it.
+    A command of root may have left one. No server has that one locked, since ``read_claim`` takes
+    no other user's file.
     """
     flags = os.O_RDWR | os.O_CREAT
     try:

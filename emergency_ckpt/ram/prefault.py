@@ -59,17 +59,14 @@ class Prefaulter:
         """Touch all pages, or those of the newest slot, and map them. Does not block.
 
         With ``reserve_bytes`` after ``reserve(reserve_bytes)``. A request during another one is
-        done next. Changes no byte. A failure is logged, and the next save reports it.
+        done next. A failure is logged.
         """
         with self._lock:
             self._asked.append((reserve_bytes, newest_only))
             self._start()
 
     def ask_first(self, memories: Iterable[SlotMemory]) -> None:
-        """Touch and map this memory, where some of it is missing, before any other.
-
-        Does not block. Somebody is about to use the memory, and may wait for it.
-        """
+        """Touch and map this memory before any other: somebody may wait for it. Does not block."""
         missing = [memory for memory in memories if memory.mapped.missing]
         with self._lock:
             if missing and self._maps and not self._is_ending:

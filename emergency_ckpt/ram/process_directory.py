@@ -242,9 +242,9 @@ class ProcessDirectory:
             self._record(complete=max(whole or unknown, default=None))
 
     def quarantine(self, record: QuarantineRecord) -> None:
-        """Keep a record in memory and in a small file (which replaces the oldest of 64).
+        """Keep a record in memory, in the log and, where there is room, in one of 64 small files.
 
-        The caller removes the copy itself. When there is no room for the file, only the log has it.
+        The caller removes the copy itself.
         """
         self.quarantined.append(record)
         logging.warning("quarantined %s in %s: %s", record.name, record.directory, record.problem)
@@ -259,7 +259,7 @@ class ProcessDirectory:
     def made_again(self, run_dir: Path, writer: Writer, start: str) -> ProcessDirectory:
         """Claim and return a directory in place of this one, which another program removed.
 
-        The caller then closes this directory. On LocalTierError this directory stays as it is.
+        The caller then closes this one. LocalTierError; this directory then stays as it is.
         """
         logging.warning("%s was removed while the job runs; it is made again", self.claim.path)
         claim = claim_directory(run_dir.parent, run_dir.name, writer.process_index, start)
@@ -289,20 +289,14 @@ class ProcessDirectory:
         return self.take_out(lost)
 
     def close(self) -> None:
-        """Give up the slots, whose memory views keep, and release the lock.
-
-        ``Slot.unmap``, which blocks, comes first: without the tier's lock.
-        """
+        """Give up the slots, and release the lock. The caller has called ``Slot.unmap``."""
         for slot in self.slots:
             slot.close()
         self._close_parts()
         self.claim.release()
 
     def delete(self) -> bool:
-        """Delete the directory; return False when a reader serves it: it then stays, released.
-
-        Memory that peers read or views use is freed when they are done.
-        """
+        """Delete the directory; return False when a reader serves it: it then stays, released."""
         self._close_parts()
         return self.claim.delete()
 

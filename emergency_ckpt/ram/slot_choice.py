@@ -15,8 +15,8 @@ _EXTRA_SLOTS_OF_A_RESTORE = 2
 def slots_for(kept_steps: int, *, writes_storage: bool) -> int:
     """Return the number of slots of a process whose RAM keeps so many complete steps.
 
-    One more is written by the next save. A save to storage pins another one while it writes from
-    it, and local saves go on beside it.
+    The next save writes one slot more. A save to storage pins one for as long as it writes, and
+    local saves go on beside it.
     """
     return kept_steps + 1 + writes_storage
 
@@ -59,12 +59,12 @@ def choose_slot(
 ) -> SlotChoice:
     """Choose the unpublished slot of lowest number, else the one with the oldest unprotected save.
 
-    A save off the chain goes before any on it, and one that is known to be incomplete before any
-    that may be whole, also an older one. While there are fewer slots than ``needed``, a slot is
-    made before a published save is overwritten. When no slot is available, one is made up to
-    ``at_rest`` (None: ``needed``), or where several have copies of one protected save.
-    ``allow_extra``: a restore may have slots beyond ``at_rest``, so that no older step is lost
-    while the restore brings a newer one that may yet turn out to be damaged.
+    Saves off the chain are overwritten first, then saves that are known to be incomplete, whatever
+    their age. While there are fewer slots than ``needed``, a slot is made before a published save
+    is overwritten. When no slot is available, one is made up to ``at_rest`` (None: ``needed``), or
+    where several slots have copies of one protected save. ``allow_extra``: a restore may have slots
+    beyond ``at_rest``, so that no older step is lost while the restore brings a newer step that may
+    yet turn out to be damaged.
     """
     number = least_needed(slots, protected)
     chosen = next((slot for slot in slots if slot.number == number), None)

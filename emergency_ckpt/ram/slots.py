@@ -45,17 +45,17 @@ _kept: list[npt.NDArray[np.uint8]] = []
 
 
 class Slot:
-    """One slot file, mapped. State is changed only under the lock of the tier that owns it.
+    """One slot file, mapped. Its attributes change only under the lock of the tier that owns it.
 
     Attributes:
-      published: its published contents, or None.
+      published: the published contents, or None.
       writing: a ``SlotWriter`` is in use.
-      readers: number of peers, verifications and restores that read it now.
-      pins: those of saves to storage that write from it.
+      readers: number of peers, verifications and restores that read the slot now.
+      pins: of saves to storage that write from the slot.
       bad_shards: indices of shards that failed verification.
-      whole: whether all processes have its save, as their vote or a restore found; None: unknown.
-      written: its pages were written or cleared before this process opened it.
-      mapped: what of its memory is mapped for the devices' DMA.
+      whole: whether all processes have the save, as their vote or a restore found; None: unknown.
+      written: the pages were written or cleared before this process opened the slot.
+      mapped: what of the memory is mapped for the devices' DMA.
     """
 
     written = False
@@ -64,10 +64,7 @@ class Slot:
     def __init__(
         self, number: int, claim: Claim, mapping: Mapping, fd: int, mapper: Mapper | None = None
     ) -> None:
-        """``fd``: descriptor of the mapped file; only the file's identity is kept.
-
-        ``mapper``: of the link to the devices; None: it maps nothing.
-        """
+        """``fd``: of the mapped file, for its identity alone. ``mapper``: None maps nothing."""
         status = os.fstat(fd)
         self._file = (status.st_dev, status.st_ino)
         self.number = number
@@ -92,7 +89,7 @@ class Slot:
 
     @property
     def in_use(self) -> bool:
-        """Return whether somebody writes or reads it now. The caller holds the tier's lock."""
+        """Return whether somebody writes or reads the slot now, under the tier's lock."""
         return self.writing or self.readers > 0 or self.pins.count() > 0
 
     def is_in_place(self) -> bool:
@@ -133,10 +130,7 @@ class Slot:
         return self.mapping.size_bytes
 
     def grow(self, size_bytes: int) -> None:
-        """Extend the file to at least ``size_bytes``; its bytes stay, also on RamdiskFull.
-
-        Views and readers keep the old mapping alive.
-        """
+        """Extend the file to at least ``size_bytes``; its bytes stay, also on RamdiskFull."""
         size_bytes = whole_pages(size_bytes)
         if size_bytes <= self.size_bytes:
             return
@@ -158,7 +152,8 @@ class Slot:
     def wanted(self, places: Iterable[tuple[int, int]] = ()) -> SlotMemory:
         """Note that the memory is about to be mapped for DMA, and return it for the ``Prefaulter``.
 
-        ``places``: (offset, nbytes) of what a save puts here, where nothing is published.
+        ``places``: (offset, nbytes) of what a save will put here. Contents that are published count
+        instead.
         """
         if self.published is not None:
             places = [(entry.offset, entry.nbytes) for entry in self.published.contents.shards]
@@ -176,8 +171,8 @@ class Slot:
     def unmap(self) -> None:
         """Unmap the memory from DMA, once no device uses the memory. Idempotent.
 
-        Blocks: the caller does not hold the tier's lock. Where a device does not end, the memory
-        stays for the life of this process, mapped.
+        Blocks: the caller does not hold the tier's lock. If a device does not end its transfer, the
+        memory stays mapped for the life of this process.
         """
         if self._given_up is self.mapped:
             return
@@ -201,10 +196,7 @@ class Slot:
         self.bad_shards.clear()
 
     def delete(self) -> None:
-        """Unmap the slot, which is not published, and remove its file. Blocks as ``unmap``.
-
-        Readers and views keep the memory alive.
-        """
+        """Unmap the slot, which is not published, and remove its file. Blocks as ``unmap``."""
         self.unmap()
         files.remove(file_name(self.number), self.claim.dir_fd)
         self.close()
@@ -218,8 +210,8 @@ def whole_pages(size_bytes: int) -> int:
 def check_room(claim: Claim, needed_bytes: int, processes: int = 1) -> None:
     """Raise RamdiskFull with both sizes unless ``needed_bytes`` are free.
 
-    MemoryLimitReached where they are, but a memory limit does not allow as many new pages to each
-    of ``processes``, which are about to make theirs on this host.
+    MemoryLimitReached where a memory limit does not allow so many new pages to each of
+    ``processes``, which are about to make their slots on this host.
     """
     available = files.free_bytes(claim.dir_fd)
     if needed_bytes > available:
@@ -274,8 +266,8 @@ def open_slot(
 ) -> tuple[Slot | None, CorruptData | None]:
     """Open a slot of an earlier life, with its contents if they are complete.
 
-    The second result is the damage found; it is returned, not raised. A file that can be mapped is
-    kept as a free slot. The CRCs of the bytes are not checked here.
+    The second result is the damage that was found. A file that can be mapped is kept as a free
+    slot. The CRCs of the bytes are not checked here.
     """
     name = file_name(number)
     problem: CorruptData | None = None

@@ -190,10 +190,10 @@ class LocalTier(HeldSaves):
     def reserve(self, slot_bytes: int) -> None:
         """Reserve the slots at rest, of at least ``slot_bytes`` each. Idempotent.
 
-        That of a process that writes to storage beyond those that its saves need is left out where
-        it has no room. Published slots stay. Larger free slots of an earlier life are replaced, so
-        that no RAM is wasted. RamdiskFull with both sizes before any change. Blocks for about a
-        second per GiB, since the kernel clears each page.
+        The extra slot of a process that writes to storage is left out where there is no room.
+        Published slots stay. Larger free slots of an earlier life are replaced, so that no RAM is
+        wasted. RamdiskFull with both sizes before any change. Blocks for about a second per GiB,
+        since the kernel clears each page.
         """
         self._check_open("reserve slots in")
         with self._saving:
@@ -281,22 +281,20 @@ class LocalTier(HeldSaves):
     def prefault_in_background(self, reserve_bytes: int | None = None) -> None:
         """Touch the pages of all slots in a background thread, and map the slots for DMA.
 
-        With ``reserve_bytes``, ``reserve`` runs first, after a successful ``check_reservable``;
-        saves wait for it. A request during another one is done next. Changes no byte. A failure is
-        logged, and the next save reports it.
+        With ``reserve_bytes``, ``reserve`` runs first, after a successful ``check_reservable``, and
+        saves wait for the reservation. A failure is logged, and the next save reports it.
         """
         self._prefaulter.ask(reserve_bytes)
 
     def map_newest_in_background(self) -> None:
-        """Map the slot of the newest step, or without one the free slot, in a background thread.
+        """Map the slot that a restore will read or receive into, as ``prefault_in_background``.
 
-        For a restore, which reads the one or receives into the other. Else as
-        ``prefault_in_background``.
+        This is the slot of the newest step, and without a step the largest free slot.
         """
         self._prefaulter.ask(None, newest_only=True)
 
     def _memories(self, newest_only: bool) -> list[SlotMemory]:
-        """The memory of own slots, that of the newest step first: a restore reads it."""
+        """Return the memory of own slots, the newest step's first: a restore reads that."""
         with self._lock:
             slots = sorted(
                 self._own.slots, key=lambda slot: slot.save.step if slot.save else -1, reverse=True
@@ -391,8 +389,8 @@ class LocalTier(HeldSaves):
     ) -> None:
         """Publish an encoded host state, own or a buddy's; see ``HostStateStore.publish``.
 
-        Where there is no room, host states make way that no step here needs any more, and slots
-        that saves do not need; with ``restores`` all that is not of a protected save.
+        Where there is no room, the host states that no step here needs any more make way, and the
+        slots that saves do not need. With ``restores`` all but protected saves make way.
         """
         # A write under way has looked at its beginning, and has a slot that is not in use yet.
         if self._saving.acquire(blocking=False):
@@ -493,8 +491,8 @@ class LocalTier(HeldSaves):
     def may_stay_pinned(self) -> bool:
         """Return whether local saves have slots enough beside those that are pinned now.
 
-        Storage may then write from a pinned slot for as long as it takes. Slots that a checked
-        reservation will make count too.
+        Storage may then write from a pinned slot for hours. The slots that a checked reservation
+        will make count too.
         """
         with self._lock:
             to_come = max(self._slots_to_come - len(self._own.slots), 0)
@@ -554,7 +552,7 @@ class LocalTier(HeldSaves):
             _delete(surplus)
 
     def note_incomplete(self, save: SaveId) -> None:
-        """Note that ``save`` is not whole on all processes: its slot is the next to be used."""
+        """Note that not all processes have ``save``: the next save takes its slot."""
         with self._lock:
             for slot in self._own.slots:
                 if slot.save == save:
