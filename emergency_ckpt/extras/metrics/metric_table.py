@@ -47,172 +47,158 @@ class Sample:
     label: str = ""
 
 
+def _metric(kind: Kind, name: str, meaning: str, *sources: Source, label: str = "") -> Metric:
+    return Metric(name, kind, meaning, sources, label)
+
+
 METRICS = (
-    Metric(
+    _metric(
+        "histogram",
         "eckpt_save_stall_seconds",
-        "histogram",
         "time for which a save held up the training thread",
-        (Source("save.captured", "seconds", "{tier}"),),
-        "tier",
+        Source("save.captured", "seconds", "{tier}"),
+        label="tier",
     ),
-    Metric(
+    _metric(
+        "histogram",
         "eckpt_save_ready_wait_seconds",
-        "histogram",
         "time for which `save` waited for arrays still being computed, which is no stall",
-        (Source("save.captured", "ready_seconds", "{tier}"),),
-        "tier",
+        Source("save.captured", "ready_seconds", "{tier}"),
+        label="tier",
     ),
-    Metric(
+    _metric(
+        "histogram",
         "eckpt_save_seconds",
-        "histogram",
         "time of a save from its start in the background until the step is known to be whole",
-        (
-            Source("save.complete", "seconds", "local"),
-            Source("persistent.complete", "seconds", "persistent"),
-        ),
-        "tier",
+        Source("save.complete", "seconds", "local"),
+        Source("persistent.complete", "seconds", "persistent"),
+        label="tier",
     ),
-    Metric(
-        "eckpt_save_phase_seconds",
+    _metric(
         "histogram",
+        "eckpt_save_phase_seconds",
         "parts of a save: copy, publish, push, vote (RAM), host_states, tensors (storage)",
-        (
-            Source("save.stage.copied", "seconds", "copy"),
-            Source("save.stage.published", "seconds", "publish"),
-            Source("save.stage.pushed", "seconds", "push"),
-            Source("save.stage.voted", "seconds", "vote"),
-            Source("persistent.stage.host_states_written", "seconds", "host_states"),
-            Source("persistent.stage.tensors_written", "seconds", "tensors"),
-        ),
-        "phase",
+        Source("save.stage.copied", "seconds", "copy"),
+        Source("save.stage.published", "seconds", "publish"),
+        Source("save.stage.pushed", "seconds", "push"),
+        Source("save.stage.voted", "seconds", "vote"),
+        Source("persistent.stage.host_states_written", "seconds", "host_states"),
+        Source("persistent.stage.tensors_written", "seconds", "tensors"),
+        label="phase",
     ),
-    Metric(
+    _metric(
+        "counter",
         "eckpt_saved_bytes_total",
-        "counter",
         "bytes of the state that this process has saved",
-        (
-            Source("save.stage.published", "size_bytes", "local"),
-            Source("persistent.stage.tensors_written", "size_bytes", "persistent"),
-        ),
-        "tier",
+        Source("save.stage.published", "size_bytes", "local"),
+        Source("persistent.stage.tensors_written", "size_bytes", "persistent"),
+        label="tier",
     ),
-    Metric(
+    _metric(
+        "counter",
         "eckpt_failed_saves_total",
-        "counter",
         "failed saves: incomplete (RAM), storage, preempted (not written in time), stop",
-        (
-            Source("save.incomplete", label="incomplete"),
-            Source("persistent.failed", label="storage"),
-            Source("preemption.missed.not_written", label="preempted"),
-            Source("stop.not_saved", label="stop"),
-        ),
-        "reason",
+        Source("save.incomplete", label="incomplete"),
+        Source("persistent.failed", label="storage"),
+        Source("preemption.missed.not_written", label="preempted"),
+        Source("stop.not_saved", label="stop"),
+        label="reason",
     ),
-    Metric(
-        "eckpt_skipped_saves_total",
+    _metric(
         "counter",
+        "eckpt_skipped_saves_total",
         "saves left out: busy (the previous save was under way), late (a process received the"
         " announcement of the step too late), ignored (not newer), storage (busy or paused there)",
-        (
-            Source("save.skipped.busy", label="busy"),
-            Source("save.skipped.late", label="late"),
-            Source("save.skipped.older", label="ignored"),
-            Source("save.skipped.paused", label="storage"),
-        ),
-        "reason",
+        Source("save.skipped.busy", label="busy"),
+        Source("save.skipped.late", label="late"),
+        Source("save.skipped.older", label="ignored"),
+        Source("save.skipped.paused", label="storage"),
+        label="reason",
     ),
-    Metric(
+    _metric(
+        "gauge",
         "eckpt_newest_step",
-        "gauge",
         "newest step known to be whole in a tier, of this process's life",
-        (
-            Source("save.complete", "step", "local"),
-            Source("persistent.complete", "step", "persistent"),
-            Source("save.skipped.kept", "step", "{tier}"),
-            Source("restore.finished", "step", "{tier}"),
-        ),
-        "tier",
+        Source("save.complete", "step", "local"),
+        Source("persistent.complete", "step", "persistent"),
+        Source("save.skipped.kept", "step", "{tier}"),
+        Source("restore.finished", "step", "{tier}"),
+        label="tier",
     ),
-    Metric(
-        "eckpt_newest_step_age_seconds",
+    _metric(
         "age",
+        "eckpt_newest_step_age_seconds",
         "time since training had the state of that step: the work that a loss would cost (RPO)",
-        (
-            Source("save.complete", "seconds", "local"),
-            Source("persistent.complete", "seconds", "persistent"),
-            Source("save.skipped.kept", label="{tier}"),
-            Source("restore.finished", label="{tier}"),
-        ),
-        "tier",
+        Source("save.complete", "seconds", "local"),
+        Source("persistent.complete", "seconds", "persistent"),
+        Source("save.skipped.kept", label="{tier}"),
+        Source("restore.finished", label="{tier}"),
+        label="tier",
     ),
-    Metric(
+    _metric(
+        "gauge",
         "eckpt_copies",
-        "gauge",
         "copies of each shard in RAM once a step is whole; all but one of them may be lost",
-        (Source("start.ready", "copies"),),
+        Source("start.ready", "copies"),
     ),
-    Metric(
+    _metric(
+        "gauge",
         "eckpt_ram_slots",
-        "gauge",
         "slots that this process reserves in RAM",
-        (Source("start.ready", "slots"),),
+        Source("start.ready", "slots"),
     ),
-    Metric(
-        "eckpt_ram_reserved_bytes",
+    _metric(
         "gauge",
+        "eckpt_ram_reserved_bytes",
         "size of these slots",
-        (Source("start.ready", "ram_bytes"),),
+        Source("start.ready", "ram_bytes"),
     ),
-    Metric(
+    _metric(
+        "histogram",
         "eckpt_restore_seconds",
-        "histogram",
         "time of each restore of this process, by the tier that the step came from",
-        (Source("restore.finished", "seconds", "{tier}"),),
-        "tier",
+        Source("restore.finished", "seconds", "{tier}"),
+        label="tier",
     ),
-    Metric(
-        "eckpt_restore_phase_seconds",
+    _metric(
         "histogram",
+        "eckpt_restore_phase_seconds",
         "parts of a restore, as in the event restore.phases",
-        tuple(
+        *(
             Source("restore.phases", f"{phase}_seconds", phase)
             for phase in ("plan", "load", "shards", "host_state", "agree")
         ),
-        "phase",
+        label="phase",
     ),
-    Metric(
-        "eckpt_restored_bytes_total",
+    _metric(
         "counter",
+        "eckpt_restored_bytes_total",
         "bytes of restored state by source: own_ram, peers, storage",
-        (
-            Source("restore.finished", "bytes_local", "own_ram"),
-            Source("restore.finished", "bytes_peer", "peers"),
-            Source("restore.finished", "bytes_persistent", "storage"),
-        ),
-        "source",
+        Source("restore.finished", "bytes_local", "own_ram"),
+        Source("restore.finished", "bytes_peer", "peers"),
+        Source("restore.finished", "bytes_persistent", "storage"),
+        label="source",
     ),
-    Metric(
+    _metric(
+        "gauge",
         "eckpt_last_restore_seconds",
-        "gauge",
         "time of the last recovery's restore (RTO without the restart of the processes)",
-        (Source("restore.finished", "seconds"),),
+        Source("restore.finished", "seconds"),
     ),
-    Metric(
-        "eckpt_restored_step",
+    _metric(
         "gauge",
+        "eckpt_restored_step",
         "step of the last restore",
-        (Source("restore.finished", "step"),),
+        Source("restore.finished", "step"),
     ),
     *(
-        Metric(
-            f"eckpt_progress_{name}",
+        _metric(
             "gauge",
+            f"eckpt_progress_{name}",
             meaning,
-            (
-                Source("restore.progress", field, "restore"),
-                Source("persistent.progress", field, "save"),
-            ),
-            "work",
+            Source("restore.progress", field, "restore"),
+            Source("persistent.progress", field, "save"),
+            label="work",
         )
         for name, field, meaning in (
             ("bytes_left", "bytes_left", "bytes that a long restore or save still has to move"),
@@ -220,65 +206,60 @@ METRICS = (
             ("slowest_process", "slowest", "process that will take longest (leader)"),
         )
     ),
-    Metric(
-        "eckpt_ramdisk_full_total",
+    _metric(
         "counter",
+        "eckpt_ramdisk_full_total",
         "restores after which this process's ramdisk had no room, for the step or for the saves to"
         " come",
-        (Source("ram.off.full"),),
+        Source("ram.off.full"),
     ),
-    Metric(
+    _metric(
+        "counter",
         "eckpt_passed_over_steps_total",
-        "counter",
         "newer steps that a restore passed over; the event restore.rejected has the reasons",
-        (Source("restore.rejected", label="{tier}"),),
-        "tier",
+        Source("restore.rejected", label="{tier}"),
+        label="tier",
     ),
-    Metric(
+    _metric(
+        "counter",
         "eckpt_replanned_restores_total",
-        "counter",
         "further plans of restores, after a copy failed (leader)",
-        (Source("restore.stage.replanned"),),
+        Source("restore.stage.replanned"),
     ),
-    Metric(
+    _metric(
+        "counter",
         "eckpt_quarantined_copies_total",
-        "counter",
         "copies of shards that failed their check",
-        (Source("restore.quarantined"),),
+        Source("restore.quarantined"),
     ),
-    Metric(
-        "eckpt_divergence_total",
+    _metric(
+        "counter", "eckpt_divergence_total", "shards whose replicas differ", Source("divergence")
+    ),
+    _metric(
         "counter",
-        "shards whose replicas differ",
-        (Source("divergence"),),
-    ),
-    Metric(
         "eckpt_non_finite_leaves_total",
-        "counter",
         "leaves whose values were finite before, and are NaN or infinite at a save",
-        (Source("save.non_finite", "leaves"),),
+        Source("save.non_finite", "leaves"),
     ),
-    Metric(
+    _metric(
+        "counter",
         "eckpt_save_unchanged_total",
-        "counter",
         "series of saves that each have the same bytes as the save before",
-        (Source("save.unchanged"),),
+        Source("save.unchanged"),
     ),
-    Metric(
+    _metric(
+        "counter",
         "eckpt_unreachable_total",
-        "counter",
         "failed calls: storage, holder (a peer of a restore), buddy (a copy of the host state)",
-        (
-            Source("persistent.problem.unreachable", label="storage"),
-            Source("restore.peer_unreachable", label="{role}"),
-        ),
-        "target",
+        Source("persistent.problem.unreachable", label="storage"),
+        Source("restore.peer_unreachable", label="{role}"),
+        label="target",
     ),
-    Metric(
-        "eckpt_preemptions_total",
+    _metric(
         "counter",
+        "eckpt_preemptions_total",
         "preemption notices that were acted on",
-        (Source("preemption.reached"),),
+        Source("preemption.reached"),
     ),
 )
 
