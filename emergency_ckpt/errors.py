@@ -38,14 +38,11 @@ class CheckpointError(Exception):
         self.expected = expected
         self.actual = actual
         self.hint = hint
-        super().__init__(self._message())
-
-    def _message(self) -> str:
-        text = f"{self.operation} {self.target}: {self.problem}"
-        sides = (("expected", self.expected), ("got", self.actual))
+        text = f"{operation} {target}: {problem}"
+        sides = (("expected", expected), ("got", actual))
         if given := ", ".join(f"{word} {side}" for word, side in sides if side is not None):
             text += f" ({given})"
-        return f"{text}; {self.hint}" if self.hint else text
+        super().__init__(f"{text}; {hint}" if hint else text)
 
 
 class ConfigError(CheckpointError):

@@ -438,19 +438,20 @@ class RamBeside:
     def _known(self, ram: EmergencyCheckpointer) -> set[int]:
         return {*self._found, *ram.known_steps.local}
 
-    def metadata_of(self, step: int) -> tuple[dict[str, Any], Mapping[str, Any]] | None:
-        """Return the trees of RAM's ``newest`` step by name, and its metadata; else None.
+    def contents_of(self, step: int | None) -> tuple[int, dict[str, Any], Mapping[str, Any]] | None:
+        """Return RAM's ``newest`` step, its trees by name, and its metadata.
 
-        The trees have ``jax.ShapeDtypeStruct``, in dicts by path. Not collective. StepNotFound:
-        this process holds no part of the step.
+        None where ``step`` is another step. The trees have ``jax.ShapeDtypeStruct``, in dicts by
+        path. Not collective. StepNotFound: this process holds no part of the step.
         """
-        if self._ram is None or step != self.newest:
+        newest = self.newest
+        if self._ram is None or newest is None or step not in (None, newest):
             return None
-        description = self._ram.steps.describe(step)
+        description = self._ram.steps.describe(newest)
         kept: Kept = decoder_of(Kept).decode(description.host_state["kept"])
         tree = nested(description.leaves)
         trees = tree if len(kept.trees) > 1 else dict.fromkeys(kept.trees, tree)
-        return trees, description.host_state["metadata"]
+        return newest, trees, description.host_state["metadata"]
 
     def forget(self, step: int) -> bool:
         """Remove ``step`` from RAM; return whether RAM had it. Collective; blocks.

@@ -89,7 +89,7 @@ class Checkpointer:
       local_directory: on this host's ramdisk; None: the environment's ECKPT_LOCAL_DIR, else
         ``/dev/shm/eckpt-<user id>``. The directory is created if it does not exist.
       settings: further settings of ``emergency_ckpt.config.Config``, by name, without ``dir``.
-      others: as Orbax's.
+      step_name_format, keywords: as Orbax's.
 
     Raises:
       ConfigError: a setting is wrong. Otherwise as Orbax's.
@@ -99,27 +99,13 @@ class Checkpointer:
         self,
         directory: epath.PathLike,
         *,
-        context: Any = None,
-        save_decision_policy: Any = None,
-        preservation_policy: Any = None,
         step_name_format: Any = None,
-        custom_metadata: Any = None,
-        cleanup_tmp_directories: bool = False,
-        lightweight_initialize: bool = False,
-        logger: Any = None,
         local_directory: str | os.PathLike[str] | None = None,
         settings: Mapping[str, Any] | None = None,
+        **keywords: Any,
     ) -> None:
         self._storage = storage = OrbaxsCheckpointer(
-            cast("Any", directory),
-            context=context,
-            save_decision_policy=save_decision_policy,
-            preservation_policy=preservation_policy,
-            step_name_format=step_name_format,
-            custom_metadata=custom_metadata,
-            cleanup_tmp_directories=cleanup_tmp_directories,
-            lightweight_initialize=lightweight_initialize,
-            logger=logger,
+            cast("Any", directory), step_name_format=step_name_format, **keywords
         )
         self._ram = RamBeside(
             self.directory,
@@ -291,15 +277,11 @@ class Checkpointer:
 
     def _contents_in_ram(self, step: Any) -> tuple[int, dict[str, Any], Mapping[str, Any]] | None:
         """Return number, trees and metadata of a step in RAM alone; None of any other."""
-        newest = self._ram.newest
-        if newest is None or (step is not None and _number(step) != newest):
-            return None
         try:
-            metadata = self._ram.metadata_of(newest)
+            return self._ram.contents_of(None if step is None else _number(step))
         except StepNotFound as error:
-            text = f"step {newest} is in RAM of others: {error}"
+            text = f"step {self._ram.newest} is in RAM of others: {error}"
             raise errors.StepNotFoundError(text) from error
-        return None if metadata is None else (newest, *metadata)
 
     def delete(
         self, step: Any, *, checkpointable_name: str | None = None, missing_ok: bool = False
@@ -372,8 +354,10 @@ def _targets(abstract: Mapping[str, Any] | None) -> Items:
         items = Items(unfit="no abstract checkpointables are given")
     else:
         items = _items(abstract)
-    hint = ". Give each tree as arrays or jax.ShapeDtypeStruct with shardings"
-    return items._replace(unfit=items.unfit + hint) if items.unfit else items
+    if items.unfit:
+        hint = "Give each tree as arrays or jax.ShapeDtypeStruct with shardings"
+        return Items(unfit=f"{items.unfit}. {hint}")
+    return items
 
 
 def _items(checkpointables: Mapping[str, Any]) -> Items:
