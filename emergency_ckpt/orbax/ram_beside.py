@@ -108,7 +108,7 @@ class RamChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class _Said(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What one process knows for a choice; -1 for no step.
+    """The knowledge of one process for a choice; -1 for no step.
 
     Attributes:
       stored: as in ``RamChoice``.

@@ -38,10 +38,7 @@ CALLED_BY_USERS = {
     "extras/pace.py": {"AdaptiveInterval"},
     "maxtext.py": {"create_checkpoint_manager", "from_maxtext", "with_data"},
     "orbax/manager.py": {"best_step", "in_primary_slice"},
-    "orbax/v1/training.py": {
-        *("save_checkpointables", "save_pytree", "save_pytree_async"),
-        *("load_pytree", "load_pytree_async", "on_complete", "pytree_metadata"),
-    },
+    "orbax/v1/training.py": {"save_checkpointables", "on_complete"},
 }
 
 # What has no public name: JAX's coordination client and key of programs, a Ray worker's context.

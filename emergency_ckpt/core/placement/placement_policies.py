@@ -1,4 +1,4 @@
-"""Where shards and host states are stored, and who writes the persistent tier."""
+"""Placement of shards and host states on processes, and the writers of the persistent tier."""
 
 from __future__ import annotations
 
