@@ -22,8 +22,14 @@ from absl import logging
 from orbax.checkpoint import checkpoint_managers as ocm
 
 from emergency_ckpt import checkpointer as core
-from emergency_ckpt.axlearn.mixed_state import join, split
-from emergency_ckpt.axlearn.step_index import Entries, StepIndex, entries_of, step_name
+from emergency_ckpt.axlearn.trainer_state import (
+    Entries,
+    StepIndex,
+    entries_of,
+    join,
+    split,
+    step_name,
+)
 from emergency_ckpt.config import Config as Settings
 from emergency_ckpt.config import run_id_of
 from emergency_ckpt.config.policies import PerProcessPolicy, SavePolicy
