@@ -476,11 +476,6 @@ class EmergencyCheckpointer:
 class CheckpointerConfig(Config):
     """``Config`` with ``instantiate``."""
 
-    def set(self, **settings: Unpack[Settings]) -> CheckpointerConfig:
-        """Change settings in place and return this config, as ``Config.set``."""
-        super().set(**settings)
-        return self
-
     def instantiate(self) -> EmergencyCheckpointer:
         """Return a new checkpointer. Collective; blocks; the config may be used again."""
         return EmergencyCheckpointer(self)

@@ -11,7 +11,7 @@ import hashlib
 import os
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Unpack, cast
+from typing import TYPE_CHECKING, Any, Self, Unpack, cast
 
 import jax
 
@@ -66,19 +66,19 @@ def as_text(path: Any) -> Any:
     return plain_path(text) if isinstance(text, str) else text
 
 
-def as_policy(placement: Any) -> Any:
+def _as_policy(placement: Any) -> Any:
     """Return the placement policy of a text; an invalid text as it is, for the validation."""
     with contextlib.suppress(ConfigError):
         return parse_placement(placement) if isinstance(placement, str) else placement
     return placement
 
 
-def as_listeners(on_event: Any, environ: Mapping[str, str]) -> list[Any]:
+def _as_listeners(on_event: Any) -> list[Any]:
     """Return the listeners of ``on_event`` and ECKPT_OBSERVERS, with the observers of valid texts.
 
     Any other part as it is, for the validation to name.
     """
-    given = [*listeners_of(on_event), *environ.get(OBSERVERS_VARIABLE, "").split()]
+    given = [*listeners_of(on_event), *os.environ.get(OBSERVERS_VARIABLE, "").split()]
     for index, part in enumerate(given):
         with contextlib.suppress(ConfigError):
             given[index] = made_observer(part)
@@ -229,7 +229,7 @@ class Config:
                 raise ConfigError([_unknown(name)])
             super().__setattr__(name, value)
 
-    def set(self, **settings: Unpack[Settings]) -> Config:
+    def set(self, **settings: Unpack[Settings]) -> Self:
         """Change settings in place; returns the config, so that calls can be chained.
 
         Raises:
@@ -242,7 +242,7 @@ class Config:
             setattr(self, name, value)
         return self
 
-    def validated(self) -> Config:
+    def validated(self) -> Self:
         """A copy with derived values filled in.
 
         Raises:
@@ -256,18 +256,14 @@ class Config:
             dir=as_text(self.dir),
             local_dir=local_dir,
             secret_file=as_text(self.secret_file),
-            placement=as_policy(self.placement),
-            on_event=as_listeners(self.on_event, os.environ),
+            placement=_as_policy(self.placement),
+            on_event=_as_listeners(self.on_event),
         )
         problems = config_problems(config)
         if problems:
             raise ConfigError(problems)
         run_id = config.run_id or run_id_of(config.dir or "")
-        return dataclasses.replace(
-            config,
-            run_id=run_id,
-            require=frozenset(config.require),
-        )
+        return dataclasses.replace(config, run_id=run_id, require=frozenset(config.require))
 
     @property
     def run_name(self) -> str:
@@ -374,9 +370,9 @@ def _setting_names() -> frozenset[str]:
 
 _DROPPED = {
     "allow_missing_host_state": "for a step without host states call restore without host_state",
-    "start_timeout_s": "a start has twice stall_timeout_s",
-    "save_timeout_s": "a save to RAM has twice stall_timeout_s",
-    "transfer_timeout_s": "a silent peer has half of stall_timeout_s, at most 30 s",
+    "start_timeout_s": "set stall_timeout_s: a start has twice as long",
+    "save_timeout_s": "set stall_timeout_s: a save to RAM has twice as long",
+    "transfer_timeout_s": "set stall_timeout_s: a silent peer has half as long, at most 30 s",
     "restore_timeout_s": "set total_timeout_s, the longest time of a restore or a save to storage",
     "persistent_timeout_s": "set total_timeout_s, the longest time of a save to storage",
     "storage_wait_timeout_s": "where no step may be skipped, call wait_until_finished before save",
