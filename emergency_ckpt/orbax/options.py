@@ -105,7 +105,7 @@ class CheckpointManagerOptions:
         when it failed.
       async_options: its ``timeout_secs`` is the longest time of a save to storage and of a restore,
         where it is longer than the default of ``total_timeout_s``.
-      multiprocessing_options: twice the setting ``stall_timeout_s``.
+      multiprocessing_options: its ``coordination_timeout_secs`` is twice ``stall_timeout_s``.
       single_host_load_and_broadcast: no effect: each byte is read from storage once anyway.
       best_fn, best_mode: criterion of ``best_step``: ``best_fn(metrics)`` returns a number, of
         which the largest (``"max"``) or the smallest (``"min"``) is best.
@@ -198,28 +198,28 @@ def settings_of(options: CheckpointManagerOptions, *, one_slice: bool) -> dict[s
     """Return the equivalent settings of an ``EmergencyCheckpointer``. Accepts Orbax's options too.
 
     Raises:
-      ValueError: a custom step name format.
+      ValueError: a custom step name format, or a policy by which RAM keeps others than the newest.
     """
     local, persistent = options.local, options.persistent
+    is_read = getattr(persistent, "read_only", False)
+    waiting = options.multiprocessing_options or MultiprocessingOptions()
     settings: dict[str, Any] = {
+        "save_every": 0 if is_read else save_policy_of(persistent),
         "preservation_policy": persistent.preservation_policy,
         "async_save": options.enable_async_checkpointing,
+        "on_preemption": "ignore",  # the policies decide it
+        "stall_timeout_s": waiting.coordination_timeout_secs / 2,
+        # Orbax waits for the previous save, skips none, and keeps no step beyond those asked for.
+        "orbax": OrbaxFace(
+            step_name=step_name_of(options.step_name_format),
+            waits_for_storage=True,
+            drops_older_steps=True,
+        ),
     }
-    # Orbax waits for the previous save, and skips none.
-    settings["orbax"] = OrbaxFace(
-        step_name=step_name_of(options.step_name_format),
-        waits_for_storage=True,
-        drops_older_steps=True,
-    )
-    waiting = options.multiprocessing_options or MultiprocessingOptions()
-    settings["stall_timeout_s"] = waiting.coordination_timeout_secs / 2
-    # A shorter limit would also end restores, which have none in Orbax.
     if options.async_options is not None:
+        # A shorter limit would also end restores, which have none in Orbax.
         longest_s = float(options.async_options.timeout_secs)
         settings["total_timeout_s"] = max(longest_s, Config().total_timeout_s)
-    is_read = getattr(persistent, "read_only", False)
-    settings["save_every"] = 0 if is_read else save_policy_of(persistent)
-    settings["on_preemption"] = "ignore"  # the policies decide it
     if persistent.preservation_policy is None and persistent.max_to_keep is not None:
         settings["keep_last_n"] = max(1, persistent.max_to_keep)
         settings["keep_every_n_steps"] = persistent.keep_period
