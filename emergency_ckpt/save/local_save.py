@@ -319,10 +319,20 @@ class LocalSaves:
         older = [step for step in self.steps if step < save.step]
         self.steps = (*older, save.step)[-self._keep_last_n :]
         if self._drops_older:
-            # A step that storage still reads stays a while longer.
+            self._drop_older(save)
+
+    def _drop_older(self, newest: SaveId) -> None:
+        """Drop the steps before ``newest`` that are not to be kept, but for one that is being read.
+
+        A failure is recorded; the save of ``newest`` is complete all the same.
+        """
+        try:
             for manifest in self._tier.held()[0]:
-                if manifest.save.step < save.step and manifest.save.step not in self.steps:
+                if manifest.save.step < newest.step and manifest.save.step not in self.steps:
                     self._tier.drop(manifest.save)
+        except (CheckpointError, OSError) as error:
+            failure = SaveFailed("remove", f"the step before {newest.step}", str(error))
+            self._failures.record(failure, cause=error)
 
     def _protect(self) -> None:
         last = self._newest_before() if self.complete is None else self.complete
