@@ -366,10 +366,6 @@ def test_limits_follow_from_two_settings() -> None:
     assert Config(total_timeout_s=20.0).time_limits == TimeLimits(20, 20)
 
 
-def test_silent_peer_is_given_up_long_before_jax_ends_the_job() -> None:
-    assert Config(stall_timeout_s=600.0).transfer_timeout_s == 30
-
-
 def test_faces_ask_for_names_and_to_wait_for_storage() -> None:
     asked = Config(orbax=OrbaxFace(step_name="ckpt_0", waits_for_storage=True))
     assert (Config().storage_wait_timeout_s, asked.storage_wait_timeout_s) == (0, 14400)

@@ -8,7 +8,9 @@ from typing import Any
 from emergency_ckpt import CheckpointerConfig
 
 FOLLOWING = (
-    *("start_timeout_s", "save_timeout_s", "transfer_timeout_s"),
+    "start_timeout_s",
+    "save_timeout_s",
+    "transfer_timeout_s",
     "storage_wait_timeout_s",
 )
 
