@@ -19,9 +19,9 @@ from emergency_ckpt.state.host_state import decode
 from emergency_ckpt.storage.steps.folders import INSPECTED_AT_ONCE
 from emergency_ckpt.storage.steps.inspection import FoundStep
 from emergency_ckpt.storage.tier import PersistentTier
-from emergency_ckpt.tools.survey.places import Places, SurveyFault
+from emergency_ckpt.tools.survey.places import Places, SurveyedStep, SurveyFault
 from emergency_ckpt.tools.survey.ramdisk import RamCopy
-from emergency_ckpt.tools.survey.survey import Survey, SurveyedStep
+from emergency_ckpt.tools.survey.survey import Survey
 from emergency_ckpt.types import LOCAL, PERSISTENT, ShardEntry
 
 _PIECE_BYTES = 8 << 20

@@ -1,14 +1,15 @@
-"""The places that a person named to be surveyed."""
+"""The places that a person named to be surveyed, and what a survey says of each step."""
 
 from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
 from emergency_ckpt.errors import CheckpointError
+from emergency_ckpt.types import SaveId, TierName
 
 if TYPE_CHECKING:
     from emergency_ckpt.storage.tier import PersistentTier
@@ -38,6 +39,46 @@ class SurveyFault(msgspec.Struct, frozen=True, omit_defaults=True):
             return cls(where, _without_hint(error), step, error.hint)
         text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         return cls(where, text, step)
+
+
+SaveState = Literal["whole", "incomplete", "rolled_back", "damaged"]
+"""``whole``: a restore from these places may take it. ``incomplete``: parts are not here.
+``rolled_back``: the job continued from an earlier step. ``damaged``: it is there and unusable."""
+
+
+class SurveyedStep(msgspec.Struct, frozen=True):
+    """One save in one tier, as ``eckpt ls --json`` prints it.
+
+    Attributes:
+      run_id: empty for a step of plain Orbax, and for a damaged one.
+      reason: why it is not whole.
+      saved_s: Unix time of its newest part; null when it is not known.
+      age_s: seconds since then.
+      size_bytes: bytes of the whole state; null when only Orbax knows.
+      held_bytes: bytes of its shards on these ramdisks, copies included; null in storage.
+      processes: number of processes that saved it; null when it is not known.
+      holders: the process directories with a part of it; empty in storage.
+      lives: so many in a row began from it, and ended before a newer save was complete, or run.
+    """
+
+    tier: TierName
+    step: int
+    run_id: str
+    incarnation: str
+    state: SaveState
+    reason: str
+    saved_s: float | None
+    age_s: float | None
+    size_bytes: int | None
+    held_bytes: int | None
+    processes: int | None
+    holders: tuple[str, ...]
+    lives: int = 0
+
+    @property
+    def save(self) -> SaveId:
+        """Return its identity."""
+        return SaveId(self.step, self.incarnation, self.run_id)
 
 
 @dataclasses.dataclass(frozen=True)

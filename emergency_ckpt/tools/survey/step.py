@@ -12,8 +12,8 @@ from emergency_ckpt.core.shard_layout import DTYPE_ITEM_BYTES, shard_nbytes
 from emergency_ckpt.errors import CheckpointError, CorruptData, StepNotFound
 from emergency_ckpt.state.host_state import decode
 from emergency_ckpt.tier import ShardCopies, StepReader
-from emergency_ckpt.tools.survey.places import SurveyFault
-from emergency_ckpt.tools.survey.survey import Survey, SurveyedStep
+from emergency_ckpt.tools.survey.places import SurveyedStep, SurveyFault
+from emergency_ckpt.tools.survey.survey import Survey
 from emergency_ckpt.types import Box, LeafSpec
 
 FORMAT = 1

@@ -5,9 +5,6 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Iterator, Sequence
-from typing import Literal
-
-import msgspec
 
 from emergency_ckpt.core.restore.inventory import (
     Inventory,
@@ -23,49 +20,15 @@ from emergency_ckpt.ram.step_reader import RamStep
 from emergency_ckpt.storage.steps.inspection import FoundStep
 from emergency_ckpt.tier import StepReader
 from emergency_ckpt.tools.survey.completeness import lacks_of
-from emergency_ckpt.tools.survey.places import Places, SurveyFault
+from emergency_ckpt.tools.survey.places import (
+    Places,
+    SaveState,
+    SurveyedStep,
+    SurveyFault,
+)
 from emergency_ckpt.tools.survey.ramdisk import ProcessFolder, ram_parts, read_ramdisks
-from emergency_ckpt.tools.survey.storage import ListedEntry, StoredDirectory, read_storage
-from emergency_ckpt.types import LOCAL, PERSISTENT, SaveId, TierName
-
-SaveState = Literal["whole", "incomplete", "rolled_back", "damaged"]
-"""``whole``: a restore from these places may take it. ``incomplete``: parts are not here.
-``rolled_back``: the job continued from an earlier step. ``damaged``: it is there and unusable."""
-
-
-class SurveyedStep(msgspec.Struct, frozen=True):
-    """One save in one tier, as ``eckpt ls --json`` prints it.
-
-    Attributes:
-      run_id: empty for a step of plain Orbax, and for a damaged one.
-      reason: why it is not whole.
-      saved_s: Unix time of its newest part; null when it is not known.
-      age_s: seconds since then.
-      size_bytes: bytes of the whole state; null when only Orbax knows.
-      held_bytes: bytes of its shards on these ramdisks, copies included; null in storage.
-      processes: number of processes that saved it; null when it is not known.
-      holders: the process directories with a part of it; empty in storage.
-      lives: so many in a row began from it, and ended before a newer save was complete, or run.
-    """
-
-    tier: TierName
-    step: int
-    run_id: str
-    incarnation: str
-    state: SaveState
-    reason: str
-    saved_s: float | None
-    age_s: float | None
-    size_bytes: int | None
-    held_bytes: int | None
-    processes: int | None
-    holders: tuple[str, ...]
-    lives: int = 0
-
-    @property
-    def save(self) -> SaveId:
-        """Return its identity."""
-        return SaveId(self.step, self.incarnation, self.run_id)
+from emergency_ckpt.tools.survey.storage import StoredDirectory, read_storage
+from emergency_ckpt.types import LOCAL, SaveId, TierName
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,9 +104,12 @@ class Survey:
 def take_survey(places: Places) -> Survey:
     """Describe ``places``. Blocks for storage; damage and absence are faults. ConfigError."""
     folders, ram_faults, changing = read_ramdisks(places)
-    directory = read_storage(places) if places.directory else None
+    time_s = time.time()
+    directory = None
+    if places.directory:
+        directory = read_storage(places, time_s, _restored(folders))
     faults = [*ram_faults, *(directory.faults if directory else ())]
-    survey = Survey(places, time.time(), (), (), directory, (), changing)
+    survey = Survey(places, time_s, (), (), directory, (), changing)
     survey = with_folders(survey, folders)
     run_id = places.run_id
     if run_id is not None and not (survey.folders or survey.steps or faults):
@@ -155,7 +121,10 @@ def take_survey(places: Places) -> Survey:
 def with_folders(survey: Survey, folders: tuple[ProcessFolder, ...]) -> Survey:
     """Return ``survey`` with further process directories, such as those of other hosts."""
     survey = dataclasses.replace(survey, folders=(*survey.folders, *folders))
-    steps = [*_ram_steps(survey), *_stored_steps(survey)]
+    stored = survey.directory.steps if survey.directory else ()
+    run_ids = {"", survey.places.run_id}  # a plain step and a damaged one name no run
+    stored = [x for x in stored if survey.places.run_id is None or x.run_id in run_ids]
+    steps = [*_ram_steps(survey), *stored]
     return dataclasses.replace(survey, steps=tuple(sorted(steps, key=lambda step: -step.step)))
 
 
@@ -213,58 +182,7 @@ def _state_of_ram(
     return ("incomplete", lacks) if lacks else ("whole", "")
 
 
-def _stored_steps(survey: Survey) -> Iterator[SurveyedStep]:
-    directory, only = survey.directory, survey.places.run_id
-    if directory is None:
-        return
-    for listed in reversed(directory.steps):
-        # A plain step and a damaged one name no run, so no run_id leaves them out.
-        run_id = _run_of(listed, directory)
-        if only is not None and run_id not in {"", only}:
-            continue
-        step, saved_s = listed.step, listed.saved_s
-        state, reason = _state_of_stored(listed, directory.timeline)
-        yield SurveyedStep(
-            tier=PERSISTENT,
-            step=step.step,
-            run_id=run_id,
-            incarnation=step.incarnation,
-            state=state,
-            reason=reason,
-            saved_s=saved_s,
-            age_s=None if saved_s is None else survey.time_s - saved_s,
-            size_bytes=listed.size_bytes,
-            held_bytes=None,
-            processes=step.process_count or None,
-            holders=(),
-            lives=_lives_of(listed, SaveId(step.step, step.incarnation, run_id), survey.folders),
-        )
-
-
 def _restored(folders: tuple[ProcessFolder, ...]) -> list[RestoredSave]:
     """Return the saves that the newest lives began from, by the ledgers."""
     records = [folder.ledger.restored for folder in folders]
     return [record for record in records if isinstance(record, RestoredSave)]
-
-
-def _lives_of(item: ListedEntry, save: SaveId, folders: tuple[ProcessFolder, ...]) -> int:
-    listed = 0 if item.entry is None else item.entry.lives
-    return max(listed, lives_from(save, _restored(folders)))
-
-
-def _state_of_stored(listed: ListedEntry, timeline: Timeline | None) -> tuple[SaveState, str]:
-    step, entry = listed.step, listed.entry
-    rejection_reason = timeline.rejection_reason(step.step, step.incarnation) if timeline else ""
-    if entry is not None and entry.state == "hidden":
-        reason = rejection_reason or "it was rolled back"
-        return "rolled_back", f"{reason}; its folder on a file system: {entry.hidden_folder}"
-    if step.problem:
-        return "damaged", step.problem
-    return ("rolled_back", rejection_reason) if rejection_reason else ("whole", "")
-
-
-def _run_of(listed: ListedEntry, directory: StoredDirectory) -> str:
-    if listed.entry is not None:
-        return "" if listed.entry.is_plain else directory.run_id
-    marker = listed.found.marker if listed.found else None
-    return "" if marker is None else marker.save.run_id

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import pty
 import shutil
 import subprocess
 import sys
@@ -255,31 +253,6 @@ def test_ls_of_linked_ramdisk_is_a_fault(ramdisk: Path, tmp_path: Path) -> None:
     status, found = eckpt_json("ls", "--local-dir", tmp_path / "link")
     assert (status, found["steps"]) == (1, [])
     assert "it is a link" in found["faults"][0]["problem"]
-
-
-def test_ls_on_a_terminal_prints_a_ruled_table(ramdisk: Path) -> None:
-    whole_steps(ramdisk, 5, owners=2)
-    ours, theirs = pty.openpty()
-    command = [
-        sys.executable,
-        "-m",
-        "emergency_ckpt.tools.cli.main",
-        "ls",
-        "--local-dir",
-        str(ramdisk),
-    ]
-    env = {**os.environ, "COLUMNS": "160", "TERM": "xterm"}
-    with subprocess.Popen(command, stdout=theirs, env=env) as child:
-        os.close(theirs)
-        output = b""
-        with contextlib.suppress(OSError):  # the other end was closed: all was read
-            while part := os.read(ours, 4096):
-                output += part
-    os.close(ours)
-    assert child.returncode == 0
-    text = output.decode()
-    assert "───" in text
-    assert "whole" in text
 
 
 def test_ls_of_plain_step_initialises_no_backend(tmp_path: Path) -> None:

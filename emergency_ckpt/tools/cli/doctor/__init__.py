@@ -1,6 +1,6 @@
 """``eckpt doctor``: checks of a host before a job starts there.
 
-1. ``checks``: versions and the native engine; the secret, addresses, peers; storage, where a small
+1. ``checks``: versions and the native engine; the secret and peers; storage, where a small
    file is written, read and removed, and the size of the newest step; the ramdisk, its owner, room,
    pages and memory.
 2. ``findings``: what a check finds; ``sizing``: the options that tell the size of a slot.
@@ -26,7 +26,6 @@ from emergency_ckpt.tools.cli.arguments import (
     add_timeout,
     addresses,
     duration,
-    port,
     print_json,
 )
 from emergency_ckpt.tools.cli.doctor.findings import Finding, exit_status, show, worst
@@ -70,8 +69,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_size(parser)
     add_host_state(parser)
     parser.add_argument("--secret-file", type=Path, help="as the setting; default: $ECKPT_SECRET")
-    parser.add_argument("--bind-host", help="as the setting: an address of this host")
-    parser.add_argument("--bind-port", type=port, default=0, help="as the setting")
     parser.add_argument(
         "--peers",
         type=addresses,
@@ -165,9 +162,7 @@ def _findings(args: argparse.Namespace) -> Iterator[Finding]:
         yield checks.check_link()
     finding, secret = checks.check_secret(args.secret_file and str(args.secret_file), os.environ)
     yield finding
-    if args.bind_host is not None:
-        yield checks.check_bind(args.bind_host, args.bind_port)
-    yield from checks.check_peers(args.peers, args.bind_host, args.run_id, secret, args.timeout)
+    yield from checks.check_peers(args.peers, args.run_id, secret, args.timeout)
     if args.dir is not None:
         yield checks.check_storage(args.dir, f"doctor-{secrets.token_hex(8)}", args.timeout)
     state_bytes = given_bytes(args)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ipaddress
 import os
 import platform
 import re
@@ -18,7 +17,7 @@ from pathlib import Path
 from packaging.requirements import Requirement
 
 from emergency_ckpt import _native, files
-from emergency_ckpt.core.address import format_address, parse_address, split_holder
+from emergency_ckpt.core.address import parse_address, split_holder
 from emergency_ckpt.core.memory_limit import MemoryLimit, fits_limits, tightest
 from emergency_ckpt.core.wording import size_text
 from emergency_ckpt.errors import CheckpointError, ConfigError
@@ -144,26 +143,8 @@ def check_secret(
     return Finding("secret", "warning", text, mend), secret
 
 
-def check_bind(bind_host: str, port: int) -> Finding:
-    """Return whether this host can serve its shards at an address. Takes the port for a moment."""
-    address = format_address(bind_host, port)
-    try:
-        family = socket.getaddrinfo(bind_host, port, type=socket.SOCK_STREAM)[0][0]
-        with socket.socket(family, socket.SOCK_STREAM) as listener:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind((bind_host, port))
-    except OSError as error:
-        mend = "Give an address of this host as bind_host, and a port that no program has."
-        return Finding("bind", "failure", f"cannot listen on {address}: {error}", mend)
-    return Finding("bind", "ok", f"can listen on {address}")
-
-
 def check_peers(
-    peers: Sequence[str],
-    bind_host: str | None,
-    run_id: str | None,
-    secret: OwnSecret | None,
-    timeout_s: float,
+    peers: Sequence[str], run_id: str | None, secret: OwnSecret | None, timeout_s: float
 ) -> list[Finding]:
     """Return a finding for each peer: reached, and with a run id and a secret also greeted.
 
@@ -173,15 +154,13 @@ def check_peers(
     if run_id is not None and secret is not None:
         client = TransferClient(run_id=run_id, secret=secret.value, connect_timeout_s=timeout_s)
     with client or contextlib.nullcontext(), ThreadPoolExecutor(_AT_ONCE, "eckpt-peers") as pool:
-        looks = [pool.submit(_peer, peer, bind_host, client, timeout_s) for peer in peers]
+        looks = [pool.submit(_peer, peer, client, timeout_s) for peer in peers]
         return [look.result() for look in looks]
 
 
-def _peer(
-    peer: str, bind_host: str | None, client: TransferClient | None, timeout_s: float
-) -> Finding:
+def _peer(peer: str, client: TransferClient | None, timeout_s: float) -> Finding:
     try:
-        own = _own_address(split_holder(peer)[1], timeout_s)
+        socket.create_connection(parse_address(split_holder(peer)[1]), timeout_s).close()
         if client is not None:
             client.greet(peer, timeout_s)
     except (CheckpointError, OSError) as error:
@@ -190,24 +169,8 @@ def _peer(
         if isinstance(error, UnprovedPeer):
             mend = "Give both sides the same secret and the same --run-id."
         return Finding("peer", "failure", f"{peer} cannot be reached: {problem}", mend)
-    if bind_host is not None and _is_loopback(bind_host) and not _is_loopback(own):
-        text = f"{peer} is on another host, which cannot reach this one at {bind_host}"
-        return Finding("peer", "failure", text, f"Set bind_host to {own}.")
-    said = "reached and greeted" if client is not None else "reached; not greeted (no secret)"
-    return Finding("peer", "ok", f"{peer} {said}; it sees this host as {own}")
-
-
-def _own_address(peer: str, timeout_s: float) -> str:
-    """Return the address of this host towards ``peer``, by a connection that is closed at once."""
-    with socket.create_connection(parse_address(peer), timeout_s) as connection:
-        return str(connection.getsockname()[0])
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
+    outcome = "reached and greeted" if client is not None else "reached; not greeted (no secret)"
+    return Finding("peer", "ok", f"{peer} {outcome}")
 
 
 def check_storage(directory: str, name: str, timeout_s: float) -> Finding:

@@ -14,8 +14,8 @@ from emergency_ckpt.tools.cli.arguments import BAD, GOOD, places_of, print_json
 from emergency_ckpt.tools.cli.output import print_line
 from emergency_ckpt.tools.cli.progress import ProgressLines
 from emergency_ckpt.tools.offline.check_places import Check, CheckCounts
-from emergency_ckpt.tools.survey.places import Places, SurveyFault
-from emergency_ckpt.tools.survey.survey import Survey, SurveyedStep, take_survey
+from emergency_ckpt.tools.survey.places import Places, SurveyedStep, SurveyFault
+from emergency_ckpt.tools.survey.survey import Survey, take_survey
 
 FORMAT = 1
 

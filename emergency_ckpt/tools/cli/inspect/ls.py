@@ -26,10 +26,10 @@ from emergency_ckpt.tools.cli.arguments import (
     step_number,
 )
 from emergency_ckpt.tools.cli.output import print_line
-from emergency_ckpt.tools.survey.places import SurveyFault
+from emergency_ckpt.tools.survey.places import SurveyedStep, SurveyFault
 from emergency_ckpt.tools.survey.ramdisk import ProcessFolder
 from emergency_ckpt.tools.survey.step import ShownLeaf, ShownStep, show_step
-from emergency_ckpt.tools.survey.survey import Survey, SurveyedStep, take_survey
+from emergency_ckpt.tools.survey.survey import Survey, take_survey
 from emergency_ckpt.types import LOCAL, PERSISTENT
 
 FORMAT = 1

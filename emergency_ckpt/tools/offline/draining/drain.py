@@ -37,9 +37,9 @@ from emergency_ckpt.storage.steps.writer import DirectoryWriter
 from emergency_ckpt.storage.tier import PersistentTier
 from emergency_ckpt.tier import Array, leaf_bytes
 from emergency_ckpt.tools.offline.draining.peer_ram import PeerRam
-from emergency_ckpt.tools.survey.places import Places
+from emergency_ckpt.tools.survey.places import Places, SurveyedStep
 from emergency_ckpt.tools.survey.ramdisk import ram_parts
-from emergency_ckpt.tools.survey.survey import Survey, SurveyedStep, take_survey, with_folders
+from emergency_ckpt.tools.survey.survey import Survey, take_survey, with_folders
 from emergency_ckpt.transfer.client import TransferClient
 from emergency_ckpt.transfer.pool import each_address
 from emergency_ckpt.types import LOCAL, Box, SaveId
