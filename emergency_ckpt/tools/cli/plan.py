@@ -135,33 +135,15 @@ def run(args: argparse.Namespace) -> int:
 
 def _print_manifests(args: argparse.Namespace) -> int:
     # Imported here: only this needs YAML.
-    from emergency_ckpt.tools.deploy.gke_job import GkeJob  # noqa: PLC0415
     from emergency_ckpt.tools.deploy.template import as_yaml, filled  # noqa: PLC0415
 
     if args.ramdisk_gib is None:
         raise ConfigError(["--gke needs --ramdisk-gib"], target="the plan")
-    job = GkeJob(
-        name=args.name,
-        image=args.image,
-        program=tuple(args.program),
-        directory=args.dir,
-        slices=args.slices,
-        hosts=args.hosts,
-        tpu_type=args.tpu_type,
-        topology=args.topology,
-        state_bytes=_bytes("--state-gib", args.state_gib),
-        ramdisk_bytes=_bytes("--ramdisk-gib", args.ramdisk_gib),
-        secret=args.secret,
-        machine_type=args.machine_type,
-        host_state_bytes=host_state_bytes(args, "the plan"),
-        namespace=args.namespace,
-        run_id=args.run_id,
-        memory_bytes=None if args.memory_gib is None else _bytes("--memory-gib", args.memory_gib),
-        keep_steps=args.local_keep_last_n,
-        placement=args.placement,
-        restart_agent_image=args.restart_agent_image,
-    )
-    manifests = filled(args.gke.read_text("utf-8"), job, args.gke.name)
+    for name in ("state_gib", "ramdisk_gib", "memory_gib"):
+        if getattr(args, name) is not None:
+            _bytes(f"--{name.replace('_', '-')}", getattr(args, name))
+    host_state_bytes(args, "the plan")
+    manifests = filled(args.gke.read_text("utf-8"), args, args.gke.name)
     sys.stdout.write(as_yaml(manifests, [f"Filled by: eckpt {shlex.join(args.words)}"]))
     return 0
 

@@ -10,7 +10,7 @@ import sys
 import time
 from pathlib import Path
 
-from emergency_ckpt import run_secret as auth
+from emergency_ckpt import run_secret
 from emergency_ckpt.background import SignalFlag
 from emergency_ckpt.errors import ConfigError
 from emergency_ckpt.ram.ownership import ROOT_UID
@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--secret-file",
         type=Path,
-        help=f"file with the run's secret, closed to others; default: ${auth.SECRET_VARIABLE}",
+        help=f"file with the run's secret, closed to others; default: ${run_secret.SECRET_VARIABLE}",
     )
     parser.add_argument(
         "--owner",
@@ -110,7 +110,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _serve(args: argparse.Namespace, stopping: SignalFlag, hurrying: SignalFlag) -> int:
-    secret = _secret(args.secret_file)
+    secret = run_secret.secret_for_tools(args.secret_file)
+    if secret is None:
+        problem = f"no secret: give --secret-file or set {run_secret.SECRET_VARIABLE}"
+        raise ConfigError([problem], target="eckpt serve")
     if args.drain_to and os.geteuid() != ROOT_UID:
         # Beside a trainer of this user that has not started. A directory of root is closed to
         # the user of a trainer.
@@ -180,12 +183,3 @@ def _serve_and_drain(
                 last.poll(time.monotonic(), args.drain_after)
         if args.drain_at_stop is not None:
             last.at_end(args.drain_at_stop, hurrying)
-
-
-def _secret(path: Path | None) -> bytes:
-    secret = auth.secret_for_tools(path)
-    if secret is None:
-        raise ConfigError(
-            [f"no secret: give --secret-file or set {auth.SECRET_VARIABLE}"], target="eckpt serve"
-        )
-    return secret

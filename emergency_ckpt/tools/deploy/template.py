@@ -7,6 +7,7 @@ items take its place in a list, and without a value the field goes.
 
 from __future__ import annotations
 
+import argparse
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -16,7 +17,7 @@ import yaml
 from emergency_ckpt.core.wording import printable
 from emergency_ckpt.errors import ConfigError
 from emergency_ckpt.extras.event_log.log_writer import LOG_BYTES
-from emergency_ckpt.tools.deploy.gke_job import GkeJob
+from emergency_ckpt.tools.deploy.gke_job import job_problems, job_values
 
 Manifest = dict[str, Any]
 _PLACEHOLDER = re.compile(r"\$\{([A-Z_]+)\}")
@@ -30,16 +31,16 @@ ends. No kubelet waits for it beyond ``terminationGracePeriodSeconds``."""
 _WIDTH_CHARS = 110
 
 
-def filled(text: str, job: GkeJob, name: str) -> list[Manifest]:
-    """Return the objects of the template ``text`` for ``job``.
+def filled(text: str, args: argparse.Namespace, name: str) -> list[Manifest]:
+    """Return the objects of the template ``text`` for the options of ``eckpt plan --gke``.
 
     ConfigError lists every fault of the job, and of what the template says besides. ``name``: of
     the template, for messages.
     """
     template = objects_of(text, name)
     log_in_ram = _value_of(template, "ECKPT_EVENT_LOG").startswith("/ramdisk")
-    problems = job.problems(LOG_BYTES if log_in_ram else 0)
-    values = {} if problems else job.values()
+    problems = job_problems(args, LOG_BYTES if log_in_ram else 0)
+    values = {} if problems else job_values(args)
     wanted = {word for part in _texts(template) for word in _PLACEHOLDER.findall(part)}
     problems += [] if problems else _missing(wanted, values, name)
     if not problems:

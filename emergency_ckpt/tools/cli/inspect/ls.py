@@ -83,18 +83,18 @@ class Listing(msgspec.Struct, frozen=True):
 
 
 def _listing_of(survey: Survey) -> Listing:
-    """Return the survey as plain values."""
-    directory = survey.directory
+    directory = None
+    if survey.directory is not None:
+        stored = survey.directory
+        directory = ListedDirectory(
+            stored.directory, stored.run_id, stored.unfinished, stored.hidden
+        )
     return Listing(
         format=FORMAT,
         time_s=survey.time_s,
         steps=survey.steps,
         processes=tuple(_process(folder) for folder in survey.folders),
-        directory=None
-        if directory is None
-        else ListedDirectory(
-            directory.directory, directory.run_id, directory.unfinished, directory.hidden
-        ),
+        directory=directory,
         faults=survey.faults,
         changing=survey.changing,
     )
@@ -184,12 +184,12 @@ def run(args: argparse.Namespace) -> int:
         return _show(args)
     if view:
         return int(importlib.import_module(f"{__package__}.{view}").run(args))
-    listing = _listing_of(take_survey(places_of(args)))
+    survey = take_survey(places_of(args))
     if args.json:
-        print_json(listing)
+        print_json(_listing_of(survey))
     else:
-        _print(listing)
-    return BAD if listing.faults else GOOD
+        _print(_listing_of(survey))
+    return BAD if survey.faults else GOOD
 
 
 def _view_of(args: argparse.Namespace) -> str:
