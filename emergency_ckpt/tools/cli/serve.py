@@ -46,7 +46,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--secret-file",
         type=Path,
-        help=f"file with the run's secret, closed to others; default: ${run_secret.SECRET_VARIABLE}",
+        help="file with the run's secret, closed to others; default:"
+        f" ${run_secret.SECRET_VARIABLE}",
     )
     parser.add_argument(
         "--owner",

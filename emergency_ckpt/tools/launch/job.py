@@ -27,10 +27,6 @@ janitor.lost, job.restarting, job.finished or job.failed.
 """
 
 
-def _no_environ() -> dict[str, str]:
-    return {}
-
-
 @dataclass(frozen=True)
 class JobSpec:
     """A job of one process per host.
@@ -68,7 +64,7 @@ class JobSpec:
     devices_per_host: int
     local_root: Path
     log_dir: Path
-    env: Mapping[str, str] = field(default_factory=_no_environ)
+    env: Mapping[str, str] = field(default_factory=dict[str, str])
     secret: str = field(default_factory=lambda: generate_secret().decode(), repr=False)
     max_restarts: int = 5
     breaker_deaths: int = 5

@@ -54,7 +54,6 @@ class Check:
 
     def __init__(self, survey: Survey, places: Places) -> None:
         self.counts = CheckCounts()
-        self.notes: list[str] = []
         self.found: dict[tuple[int, str], FoundStep] = {}
         self._survey = survey
         self._places = places

@@ -8,7 +8,7 @@ from emergency_ckpt.core.boxes import whole
 from emergency_ckpt.core.restore.inventory import HolderInventory, Inventory
 from emergency_ckpt.core.restore.plan_types import NoPlan
 from emergency_ckpt.core.restore.restore_plan import plan_restore
-from emergency_ckpt.types import LeafSpec, SaveId, ShardId
+from emergency_ckpt.types import SaveId, ShardId
 
 
 def lacks_of(save: SaveId, inventory: Inventory) -> str:
@@ -26,7 +26,7 @@ def lacks_of(save: SaveId, inventory: Inventory) -> str:
     leaves = {leaf.path: leaf for leaf in manifests[0].leaves}
     plan = plan_restore(
         msgspec.structs.replace(inventory, holders=holders, persistent=(), timeline=None),
-        {0: tuple(_whole_leaf(leaf) for leaf in leaves.values())},
+        {0: tuple(ShardId(leaf.path, whole(leaf.global_shape)) for leaf in leaves.values())},
         leaves,
         requested_step=save.step,
         host_state_remap=True,
@@ -50,10 +50,6 @@ def newest_complete(inventory: Inventory) -> SaveId | None:
         if not rejection_reason and not lacks_of(save, inventory):
             return save
     return None
-
-
-def _whole_leaf(leaf: LeafSpec) -> ShardId:
-    return ShardId(leaf.path, whole(leaf.global_shape))
 
 
 def _parts_of(save: SaveId, holder: HolderInventory) -> HolderInventory:

@@ -36,7 +36,8 @@ class SurveyFault(msgspec.Struct, frozen=True, omit_defaults=True):
     def of(cls, where: str, error: Exception, step: int | None = None) -> SurveyFault:
         """Return the fault that ``error`` tells."""
         if isinstance(error, CheckpointError):
-            return cls(where, _without_hint(error), step, error.hint)
+            text = str(error).removesuffix(f"; {error.hint}") if error.hint else str(error)
+            return cls(where, text, step, error.hint)
         text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         return cls(where, text, step)
 
@@ -110,8 +111,3 @@ class Places:
             timeout_s=self.timeout_s if timeout_s is None else timeout_s,
             buffer_bytes=_BUFFER_BYTES,
         )
-
-
-def _without_hint(error: CheckpointError) -> str:
-    text = str(error)
-    return text.removesuffix(f"; {error.hint}") if error.hint else text

@@ -14,7 +14,6 @@ from emergency_ckpt.core.restore.inventory import (
     newest_timeline,
 )
 from emergency_ckpt.core.shard_layout import state_size_bytes
-from emergency_ckpt.core.timeline import Timeline
 from emergency_ckpt.errors import CheckpointError, ConfigError, PersistentTierError
 from emergency_ckpt.ram.step_reader import RamStep
 from emergency_ckpt.storage.steps.inspection import FoundStep
@@ -28,7 +27,7 @@ from emergency_ckpt.tools.survey.places import (
 )
 from emergency_ckpt.tools.survey.ramdisk import ProcessFolder, ram_parts, read_ramdisks
 from emergency_ckpt.tools.survey.storage import StoredDirectory, read_storage
-from emergency_ckpt.types import LOCAL, SaveId, TierName
+from emergency_ckpt.types import LOCAL, TierName
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,8 +147,12 @@ def _ram_steps(survey: Survey) -> Iterator[SurveyedStep]:
     }
     saves = {copy.published.save for folder in folders for copy in folder.copies}
     for save in sorted(saves, reverse=True):
-        inventory = inventories[save.run_id]
-        state, reason = _state_of_ram(save, inventory, timelines[save.run_id])
+        timeline = timelines[save.run_id]
+        state: SaveState = "rolled_back"
+        reason = timeline.rejection_reason(save.step, save.incarnation) if timeline else ""
+        if not reason:
+            reason = lacks_of(save, inventories[save.run_id])
+            state = "incomplete" if reason else "whole"
         copies = [c for folder in folders for c in folder.copies if c.published.save == save]
         saved_s = max(copy.saved_s for copy in copies)
         writers = [copy.published.writer for copy in copies]
@@ -170,16 +173,6 @@ def _ram_steps(survey: Survey) -> Iterator[SurveyedStep]:
             holders=tuple(str(copy.folder) for copy in copies),
             lives=lives_from(save, _restored(folders)),
         )
-
-
-def _state_of_ram(
-    save: SaveId, inventory: Inventory, timeline: Timeline | None
-) -> tuple[SaveState, str]:
-    rejection_reason = timeline.rejection_reason(save.step, save.incarnation) if timeline else ""
-    if rejection_reason:
-        return "rolled_back", rejection_reason
-    lacks = lacks_of(save, inventory)
-    return ("incomplete", lacks) if lacks else ("whole", "")
 
 
 def _restored(folders: tuple[ProcessFolder, ...]) -> list[RestoredSave]:

@@ -29,7 +29,6 @@ class CheckResult(msgspec.Struct, frozen=True):
     checked: CheckCounts
     steps: tuple[SurveyedStep, ...]
     faults: tuple[SurveyFault, ...]
-    notes: tuple[str, ...]
 
 
 def run(args: argparse.Namespace) -> int:
@@ -48,7 +47,6 @@ def run(args: argparse.Namespace) -> int:
         checked=check.counts,
         steps=survey.steps,
         faults=tuple(faults),
-        notes=tuple(check.notes),
     )
     if args.json:
         print_json(result)
@@ -89,8 +87,6 @@ def _print(result: CheckResult) -> None:
     if counts.gone:
         gone = count_text(counts.gone, "slot was", "slots were")
         print_line(f"{gone} saved over meanwhile and not checked")
-    for note in result.notes:
-        print_line(f"note: {note}")
     if result.good:
         print("good")
     else:
