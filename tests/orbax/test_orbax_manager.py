@@ -6,10 +6,32 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from orbax_rules import all_steps, is_due
 from running_jobs import job_root, run_life, spec_of
 
 pytestmark = pytest.mark.timeout(600)
+
+
+def is_due(step: int, interval: int) -> bool:
+    """Return whether a save is due by Orbax's rule; step 0 is always saved."""
+    return step % interval == 0
+
+
+def all_steps(
+    total: int,
+    local: tuple[int, int],
+    persistent: tuple[int, int | None],
+    *,
+    keep_period: int | None = None,
+) -> list[int]:
+    """Return the steps that Orbax's manager has after steps 0 to ``total`` - 1.
+
+    ``local`` and ``persistent``: interval, and how many steps are kept.
+    """
+    in_ram = [step for step in range(total) if is_due(step, local[0])]
+    stored = [step for step in range(total) if is_due(step, persistent[0])]
+    newest = stored if persistent[1] is None else stored[-persistent[1] :]
+    spared = [step for step in stored if keep_period and step % keep_period == 0]
+    return sorted({*in_ram[-local[1] :], *newest, *spared})
 
 
 @pytest.fixture(scope="module")

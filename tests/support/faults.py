@@ -17,17 +17,15 @@ from memory_coordination import MemoryService
 
 from emergency_ckpt.cluster import membership
 from emergency_ckpt.cluster.loaded_part import LoadedPart
-from emergency_ckpt.core.boxes import split
 from emergency_ckpt.errors import PersistentTierError
 from emergency_ckpt.extras.event_log import log_writer
 from emergency_ckpt.ram.slot_writer import MappedSink
 from emergency_ckpt.ram.tier import LocalTier
 from emergency_ckpt.restore import steps as step_catalog
 from emergency_ckpt.state import staging
-from emergency_ckpt.storage import DirectoryWriter, PersistentTier, step_reader
+from emergency_ckpt.storage import DirectoryWriter, PersistentTier
 from emergency_ckpt.storage.item.array_writes import ArrayWrites
 from emergency_ckpt.transfer import fetch
-from emergency_ckpt.types import Box
 
 
 def event_log_retries_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -51,17 +49,6 @@ def event_log_waits(
 
 _LONG_S = 60.0
 MOST_EVENTS_WAITING = log_writer.MAX_WAITING
-
-
-def leaves_are_read_in_pieces(
-    monkeypatch: pytest.MonkeyPatch, size_bytes: int
-) -> Callable[[Box, Sequence[int], int], int]:
-    """Let commands that read a step read at most so many bytes of a leaf at a time.
-
-    Return the function that counts the pieces of a box of chunks, with items of so many bytes.
-    """
-    monkeypatch.setattr(step_reader, "PIECE_BYTES", size_bytes)
-    return lambda box, chunk, item_bytes: len(split(box, chunk, item_bytes, size_bytes))
 
 
 @contextmanager

@@ -37,7 +37,6 @@ from emergency_ckpt.types import Contents, LeafSpec, SaveId, ShardEntry
 from examples.faults.faults import parse_fault
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"
-KEY = b"k" * 32
 SECRET = b"a secret of at least thirty-two bytes"
 SAVE = SaveId(7, "0000000000000001-00000001", "run")
 CONTENTS = Contents(
