@@ -11,22 +11,23 @@ alternate. The baseline sends as many bytes of a tmpfs file with ``sendfile`` an
 from __future__ import annotations
 
 import argparse
+import contextlib
 import mmap
 import multiprocessing
 import os
 import socket
 import statistics
 import tempfile
-import threading
 import time
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 
 from memory_holdings import MemoryHoldings, anonymous_mapping
 
-from benchmarks.common.arguments import positive, positives
+from benchmarks.common.program import positive, positives
 from emergency_ckpt.transfer.client import TransferClient
 from emergency_ckpt.transfer.server import TransferServer
 from emergency_ckpt.transfer.source import ShardTarget
@@ -34,15 +35,19 @@ from emergency_ckpt.types import SaveId
 
 RUN_ID = "benchmark"
 SECRET = b"00" * 32
-SMALL = (2000, 64 << 10)
+SMALL_COUNT, SMALL_BYTES = 2000, 64 << 10
 CHUNK_BYTES = 1 << 20
+TIMEOUT_S = 600.0
+
+Peer = tuple[int, Callable[[], object]]
+"""The process id of a peer, and a function that receives all bytes from it once."""
 
 
 def serve(pipe: Connection, nbytes: int) -> None:
     """Run the peer process, which serves one big shard and 2,000 small ones."""
     holdings = MemoryHoldings()
     big = holdings.add(SaveId(1, "i", RUN_ID), [os.urandom(1 << 20) * (nbytes >> 20)])
-    small = holdings.add(SaveId(2, "i", RUN_ID), [os.urandom(SMALL[1])] * SMALL[0])
+    small = holdings.add(SaveId(2, "i", RUN_ID), [os.urandom(SMALL_BYTES)] * SMALL_COUNT)
     with TransferServer(holdings, run_id=RUN_ID, secret=SECRET) as server:
         pipe.send((server.contact, big, small))
         pipe.recv()
@@ -50,7 +55,11 @@ def serve(pipe: Connection, nbytes: int) -> None:
 
 def serve_plain(pipe: Connection, path: Path, streams: int) -> None:
     """Run the baseline's peer, which sends each connection its part of the file by sendfile."""
-    with socket.create_server(("127.0.0.1", 0)) as listener, path.open("rb") as file:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listener,
+        path.open("rb") as file,
+        ThreadPoolExecutor(streams) as pool,
+    ):
         pipe.send(listener.getsockname())
         size = path.stat().st_size // streams
 
@@ -61,13 +70,8 @@ def serve_plain(pipe: Connection, path: Path, streams: int) -> None:
                     offset += os.sendfile(sock.fileno(), file.fileno(), offset, end - offset)
 
         while True:
-            threads = []
-            for index in range(streams):
-                sock, _ = listener.accept()
-                threads.append(threading.Thread(target=send, args=(sock, index)))
-                threads[-1].start()
-            for thread in threads:
-                thread.join()
+            sockets = [listener.accept()[0] for _ in range(streams)]
+            list(pool.map(send, sockets, range(streams)))
 
 
 def receive_plain(address: tuple[str, int], streams: int, memory: memoryview) -> None:
@@ -81,47 +85,30 @@ def receive_plain(address: tuple[str, int], streams: int, memory: memoryview) ->
             while done < size:
                 done += sock.recv_into(part[done : done + CHUNK_BYTES])
 
-    threads = [threading.Thread(target=receive, args=(index,)) for index in range(streams)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(streams) as pool:
+        list(pool.map(receive, range(streams)))
 
 
-class Plain:
-    """The machine's own limit: a peer process that sends a file on the ramdisk."""
-
-    def __init__(self, nbytes: int, streams: int) -> None:
-        self._memory = mmap.mmap(-1, nbytes)
-        self._memory.write(bytes(nbytes))
-        self._streams = streams
-        shared = "/dev/shm" if Path("/dev/shm").is_dir() else None
-        self._file = tempfile.NamedTemporaryFile(dir=shared)  # noqa: SIM115  closed by close
-        self._file.write(os.urandom(nbytes))
-        self._file.flush()
+@contextlib.contextmanager
+def plain_peer(nbytes: int, streams: int) -> Iterator[Peer]:
+    """Run the machine's own limit: a peer process that sends a file on the ramdisk."""
+    memory = mmap.mmap(-1, nbytes)
+    memory.write(bytes(nbytes))
+    with tempfile.NamedTemporaryFile(dir="/dev/shm") as file:
+        file.write(os.urandom(nbytes))
+        file.flush()
         ours, theirs = multiprocessing.Pipe()
-        self._peer = multiprocessing.get_context("fork").Process(
-            target=serve_plain, args=(theirs, Path(self._file.name), streams), daemon=True
+        peer = multiprocessing.get_context("fork").Process(
+            target=serve_plain, args=(theirs, Path(file.name), streams), daemon=True
         )
-        self._peer.start()
+        peer.start()
         theirs.close()
-        self._address = ours.recv()
-
-    @property
-    def peer_id(self) -> int:
-        """Return the id of the peer's process."""
-        assert self._peer.pid is not None
-        return self._peer.pid
-
-    def receive(self) -> None:
-        """Receive the whole file once."""
-        receive_plain(self._address, self._streams, memoryview(self._memory))
-
-    def close(self) -> None:
-        """End the peer."""
-        self._peer.kill()
-        self._peer.join()
-        self._file.close()
+        assert peer.pid is not None
+        try:
+            yield peer.pid, partial(receive_plain, ours.recv(), streams, memoryview(memory))
+        finally:
+            peer.kill()
+            peer.join()
 
 
 def cpu_s(pid: int) -> float:
@@ -130,16 +117,14 @@ def cpu_s(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def measure(
-    what: str, actions: dict[str, tuple[int, Callable[[], object]]], nbytes: int, repeat: int
-) -> None:
-    """Run the actions, each with the id of its peer's process, in turn; print rates and CPU."""
-    rates: dict[str, list[float]] = {name: [] for name in actions}
-    used_s = dict.fromkeys(actions, 0.0)
+def measure(what: str, peers: dict[str, Peer], nbytes: int, repeat: int) -> None:
+    """Receive from the peers in turn; print rates and CPU time."""
+    rates: dict[str, list[float]] = {name: [] for name in peers}
+    used_s = dict.fromkeys(peers, 0.0)
     for turn in range(repeat + 1):
-        for name, (peer, action) in actions.items():
+        for name, (peer, receive) in peers.items():
             before_s, start_s = cpu_s(peer) + time.process_time(), time.perf_counter()
-            action()
+            receive()
             rate = nbytes / (time.perf_counter() - start_s) / 1e9
             if turn > 0:  # the first warms up
                 rates[name].append(rate)
@@ -163,38 +148,27 @@ def measure_all(nbytes: int, streams: list[int], repeat: int) -> None:
     theirs.close()
     address, big, small = ours.recv()
     assert peer.pid is not None
-    peer_id = peer.pid
-    into = anonymous_mapping(max(nbytes, SMALL[0] * SMALL[1]))
+    into = anonymous_mapping(max(nbytes, SMALL_COUNT * SMALL_BYTES))
     one = [ShardTarget(0, nbytes, 0)]
-    many = [ShardTarget(i, SMALL[1], i * SMALL[1]) for i in range(SMALL[0])]
+    many = [ShardTarget(i, SMALL_BYTES, i * SMALL_BYTES) for i in range(SMALL_COUNT)]
     for count in streams:
         with TransferClient(run_id=RUN_ID, secret=SECRET, streams=count) as client:
             for what, digest, wanted in (
                 ("1 shard", big, one),
-                (f"{SMALL[0]:,} x {SMALL[1] >> 10} KiB", small, many),
+                (f"{SMALL_COUNT:,} x {SMALL_BYTES >> 10} KiB", small, many),
             ):
                 total = sum(target.nbytes for target in wanted)
-
-                def fetch(
-                    digest: str = digest,
-                    wanted: list[ShardTarget] = wanted,
-                    client: TransferClient = client,
-                ) -> object:
-                    return client.fetch_shards(address, digest, wanted, into, 600)
-
-                with closing(Plain(total, count)) as plain:
-                    measured = {
-                        "plain": (plain.peer_id, plain.receive),
-                        "fetch": (peer_id, fetch),
-                    }
-                    measure(f"{what}, {count} streams", measured, total, repeat)
+                fetch = partial(client.fetch_shards, address, digest, wanted, into, TIMEOUT_S)
+                with plain_peer(total, count) as plain:
+                    peers: dict[str, Peer] = {"plain": plain, "fetch": (peer.pid, fetch)}
+                    measure(f"{what}, {count} streams", peers, total, repeat)
     ours.send(None)
     peer.join()
 
 
 def main() -> None:
     """Run all measurements and print them."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--mib", type=positive, default=1024)
     parser.add_argument("--streams", type=positives, default=[1, 2, 4])
     parser.add_argument("--repeat", type=positive, default=5)

@@ -84,7 +84,7 @@ def lost_hosts(scenario: str, shape: Shape) -> tuple[int, ...] | None:
 
 @dataclasses.dataclass(frozen=True)
 class Orders:
-    """The orders for all processes for one tier's part of a round, as a JSON file.
+    """The orders for all processes for one tier's part of a round, as a JSON file in ``root``.
 
     The first life of the job saves and each later one restores.
     """
@@ -92,27 +92,27 @@ class Orders:
     contender: str
     shape: Shape
     tier: str
-    restores: tuple[str, ...]
-    """The loss before each later life, one of SCENARIOS."""
     bind_host: str | None
     """Address for the contender's own sockets; None: the address in each process's hosts file."""
     persistent_dir: str
-    results_dir: str
-    """Directory into which each process of each life writes a JSON file."""
-    expected_path: str
-    """File with the expected step and digests. It exists from the second life on."""
+    root: str
 
-    def write(self, path: Path) -> None:
-        path.write_text(json.dumps(dataclasses.asdict(self), indent=1))
+    @property
+    def path(self) -> Path:
+        return Path(self.root, "orders.json")
+
+    @property
+    def expected_path(self) -> Path:
+        """File with the expected step and digests. It exists from the second life on."""
+        return Path(self.root, "expected.json")
+
+    def result_path(self, life: int, process_index: int) -> Path:
+        return Path(self.root, f"life_{life}_process_{process_index:05}.json")
+
+    def write(self) -> None:
+        self.path.write_text(json.dumps(dataclasses.asdict(self), indent=1))
 
     @classmethod
     def read(cls, path: Path) -> "Orders":
         fields: dict[str, Any] = json.loads(path.read_text())
-        made = {"restores": tuple(fields["restores"]), "shape": Shape(**fields["shape"])}
-        return cls(**(fields | made))
-
-    def result_path(self, life: int, process_index: int) -> Path:
-        return Path(self.results_dir) / f"life_{life}_process_{process_index:05}.json"
-
-    def results(self, life: int) -> list[Path]:
-        return [self.result_path(life, index) for index in range(self.shape.process_count)]
+        return cls(**(fields | {"shape": Shape(**fields["shape"])}))

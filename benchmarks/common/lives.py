@@ -15,7 +15,6 @@ from typing import Any
 from benchmarks import ROOT
 from benchmarks.common import contenders, machine, warm
 from benchmarks.common.job import FROM_STORAGE, Orders, Shape, lost_hosts
-from benchmarks.common.ramdisk import allocated_bytes
 from emergency_ckpt.tools.launch.job import JobSpec
 from emergency_ckpt.tools.launch.logs import log_tail
 from emergency_ckpt.tools.launch.process_set import ProcessSet
@@ -114,19 +113,16 @@ def _run_tier(
             contender=contender,
             shape=shape,
             tier=tier,
-            restores=tuple(scenarios),
             bind_host=place.bind_host,
             persistent_dir=str(storage),
-            results_dir=str(root / "results"),
-            expected_path=str(root / "expected.json"),
+            root=str(root),
         )
-        Path(orders.results_dir).mkdir()
-        orders.write(root / "orders.json")
+        orders.write()
         program = (sys.executable, str(WORKER))
         if place.warm is not None:
             program = warm.command(place.warm, WORKER)
         spec = JobSpec(
-            command=(*place.launcher, *program, str(root / "orders.json")),
+            command=(*place.launcher, *program, str(orders.path)),
             slices=shape.slices,
             hosts_per_slice=shape.hosts_per_slice,
             devices_per_host=1,
@@ -134,7 +130,7 @@ def _run_tier(
             log_dir=root / "logs",
             env={"PYTHONPATH": str(ROOT)},
         )
-        return _run_lives(spec, orders, place.timeout_s)
+        return _run_lives(spec, orders, scenarios, place.timeout_s)
 
 
 def _tier_of(scenario: str) -> str:
@@ -148,23 +144,25 @@ def _directory(parent: Path) -> Iterator[Path]:
         yield Path(scratch).resolve()
 
 
-def _run_lives(spec: JobSpec, orders: Orders, timeout_s: float) -> dict[str, Any]:
+def _run_lives(
+    spec: JobSpec, orders: Orders, scenarios: Sequence[str], timeout_s: float
+) -> dict[str, Any]:
     who = f"{orders.contender}, {orders.tier}"
-    saved = _run_life(spec, _SAVE, orders.results(_SAVE), f"{who}, saving", timeout_s)
+    saved = _run_life(spec, orders, _SAVE, f"{who}, saving", timeout_s)
     hosts = [spec.ramdisk(host) for host in range(spec.host_count)]
     expected = _merge_digests(saved)
-    Path(orders.expected_path).write_text(json.dumps(expected))
+    orders.expected_path.write_text(json.dumps(expected))
     for result, host in zip(saved, hosts, strict=True):
         result["ramdisk_bytes"] = allocated_bytes(host)
         del result["digests"]  # of thousands of shards would be most of the document
     stored = allocated_bytes(Path(orders.persistent_dir))
     restores: dict[str, Any] = {}
-    for life, scenario in enumerate(orders.restores, start=1):
+    for life, scenario in enumerate(scenarios, start=1):
         lost = lost_hosts(scenario, orders.shape)
         assert lost is not None, scenario
         with _without([hosts[index] for index in lost], spec.local_root.parent / "lost"):
             name = f"{who}, restoring ({scenario} lost)"
-            results = _run_life(spec, life, orders.results(life), name, timeout_s)
+            results = _run_life(spec, orders, life, name, timeout_s)
         restores[scenario] = _outcome(orders, set(expected["digests"]), results)
     return {"save": saved, "restores": restores, "storage_bytes": stored}
 
@@ -185,9 +183,9 @@ def _without(ramdisks: Sequence[Path], aside: Path) -> Iterator[None]:
 
 
 def _run_life(
-    spec: JobSpec, life: int, results: Sequence[Path], who: str, timeout_s: float
+    spec: JobSpec, orders: Orders, life: int, who: str, timeout_s: float
 ) -> list[dict[str, Any]]:
-    """Run one process per host until all have ended; return the contents of ``results`` in order.
+    """Run one process per host until all have ended; return their results in order.
 
     Raises RoundFailed; its message begins with ``who``.
     """
@@ -202,7 +200,8 @@ def _run_life(
                 problem = f"process {late} still runs after {timeout_s:g} s"
                 raise _failure(spec, life, who, late, problem)
             time.sleep(_POLL_S)
-    return [json.loads(path.read_text()) for path in results]
+    count = orders.shape.process_count
+    return [json.loads(orders.result_path(life, index).read_text()) for index in range(count)]
 
 
 def _failure(spec: JobSpec, life: int, who: str, process: int, problem: str) -> RoundFailed:
@@ -233,3 +232,19 @@ def _outcome(orders: Orders, saved: set[str], results: list[dict[str, Any]]) -> 
             f" {verified_bytes} of {shape.slices * shape.state_bytes} bytes"
         )
     return {"processes": results, "verified_shards": len(verified)}
+
+
+def allocated_bytes(directory: Path) -> int:
+    """Return the bytes of the blocks of all files below ``directory``, as ``du`` counts them.
+
+    Files that vanish during the walk count as gone; a hard-linked file counts once.
+    """
+    blocks: dict[tuple[int, int], int] = {}
+    for folder, _, names in os.walk(directory):
+        for name in names:
+            try:
+                stat = os.lstat(os.path.join(folder, name))
+            except FileNotFoundError:
+                continue
+            blocks[stat.st_dev, stat.st_ino] = stat.st_blocks * 512
+    return sum(blocks.values())

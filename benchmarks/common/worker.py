@@ -15,7 +15,6 @@ from jax.experimental import multihost_utils
 from benchmarks.common import contenders, traffic
 from benchmarks.common import state as model
 from benchmarks.common.job import Orders
-from benchmarks.common.ramdisk import PeakWatch
 from emergency_ckpt.tools.job_environment import JobEnvironment
 from emergency_ckpt.tools.simulated_job import initialize_job
 
@@ -62,16 +61,14 @@ def _save_life(
     session = contender.open_session(site)
     session.start_fresh()
     if site.tier == contenders.RAM:
-        result = _save_to_ram(session, site, orders, state)
+        result = _save_to_ram(session, orders, state)
     else:
         result = _save_to_storage(session, state)
     session.close()
     return result
 
 
-def _save_to_ram(
-    session: contenders.Session, site: contenders.Site, orders: Orders, state: PyTree
-) -> dict[str, Any]:
+def _save_to_ram(session: contenders.Session, orders: Orders, state: PyTree) -> dict[str, Any]:
     """Do one warm-up save, the timed saves, as many saves of a state that is being computed, and
     a save whose state is donated while it runs.
 
@@ -88,8 +85,7 @@ def _save_to_ram(
         computed.append(times)
     state, step = _train(state, step)
     expected = model.digests(state)
-    with PeakWatch(site.local_dir) as peak:
-        donated = _donating_save(session, step, state)
+    donated = _donating_save(session, step, state)
     multihost_utils.sync_global_devices("all saved")
     return {
         "warm_up": saves[0],
@@ -98,7 +94,6 @@ def _save_to_ram(
         "donated": donated,
         "step": step,
         "digests": expected,
-        "peak_ramdisk_bytes": peak.size_bytes,
     }
 
 
@@ -171,7 +166,7 @@ def _restore(
     contender: contenders.Contender, site: contenders.Site, orders: Orders
 ) -> dict[str, Any]:
     """Time a restore, from building the checkpointer to values on devices; check each shard."""
-    expected = json.loads(Path(orders.expected_path).read_text())
+    expected = json.loads(orders.expected_path.read_text())
     read_all = model.reader(site.abstract_state)
     # Also sets up JAX's own collectives, which are part of its start and not of a restore.
     multihost_utils.sync_global_devices("before restore")

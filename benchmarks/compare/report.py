@@ -176,8 +176,6 @@ MEASURES = (
     _received("received_storage", "between processes, from storage", FROM_STORAGE),
     Measure("ramdisk", "RAM on ramdisks after saves, all hosts", "MiB",
             lambda r: sum(_tier(result, RAM)["ramdisk_bytes"] for result in r["save"])),
-    Measure("ramdisk_peak", "RAM on ramdisks during a save, all hosts", "MiB",
-            lambda r: sum(_tier(result, RAM)["peak_ramdisk_bytes"] for result in r["save"])),
     Measure("rss_save", "largest process while saving to RAM, over its state", "x",
             lambda r: _peak_rss(r, RAM)),
     Measure("rss_storage", "largest process until saved to storage, over its state", "x",

@@ -7,8 +7,7 @@ import pytest
 from benchmark_runs import refusal, run_benchmark
 
 from benchmarks.common.job import parse_job
-from benchmarks.common.lives import Place, RoundFailed, run_round
-from benchmarks.common.ramdisk import PeakWatch, allocated_bytes
+from benchmarks.common.lives import Place, RoundFailed, allocated_bytes, run_round
 from benchmarks.compare import __main__ as compare
 from benchmarks.compare import report
 
@@ -157,12 +156,3 @@ def test_allocated_bytes_counts_blocks_of_each_file_once(tmp_path: Path) -> None
     blocks = (tmp_path / "two").stat().st_blocks + (tmp_path / "sparse").stat().st_blocks
     assert allocated_bytes(tmp_path) == blocks * 512
     assert allocated_bytes(tmp_path) < 2**20
-
-
-def test_peak_outlives_the_file(tmp_path: Path) -> None:
-    with PeakWatch(tmp_path, interval_s=0.001) as peak:
-        (tmp_path / "big").write_bytes(b"x" * 2**20)
-        while peak.size_bytes < 2**20:
-            pass
-        (tmp_path / "big").unlink()
-    assert peak.size_bytes >= 2**20

@@ -45,7 +45,6 @@ def _round(*, scale: float = 1.0) -> dict[str, Any]:
         "computed": [_computed(35.0, 35.0 + 2.0 * scale, 1.9 * scale)],
         "donated": _save(40.0, 41.0, 40.0 + 4.0 * scale),
         "ramdisk_bytes": 0,
-        "peak_ramdisk_bytes": 3 * 2**20,
         "peak_rss_bytes": 100 * 2**20,
     }
     second = {
@@ -58,7 +57,6 @@ def _round(*, scale: float = 1.0) -> dict[str, Any]:
         "computed": [_computed(35.0, 35.0 + 2.5 * scale, 1.8 * scale)],
         "donated": _save(40.0, 41.0, 40.0 + 5.0 * scale),
         "ramdisk_bytes": 2**20,
-        "peak_ramdisk_bytes": 2**20,
         "peak_rss_bytes": 200 * 2**20,
     }
     restored = [
