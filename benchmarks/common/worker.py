@@ -6,6 +6,7 @@ import resource
 import socket
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -75,18 +76,20 @@ def _save_to_ram(session: contenders.Session, orders: Orders, state: PyTree) -> 
     The timed saves do not share the cores with training, as on an accelerator's host. The last
     save shares them with a training step; the next lives must find it intact.
     """
-    saves, step = [], 0
+    saves, computed, step = [], [], 0
     for _ in range(1 + orders.shape.timed_saves):
         state, step = _train(state, step)
         saves.append(_timed_save(session, step, state))
-    computed = []
     for _ in range(orders.shape.timed_saves):
-        state, step, times = _computed_save(session, step, state)
-        computed.append(times)
+        for _ in range(STEPS_AHEAD):
+            state = model.train_step(state)
+        step += STEPS_AHEAD
+        computed.append(_timed_save(session, step, state))
     state, step = _train(state, step)
     expected = model.digests(state)
-    donated = _donating_save(session, step, state)
-    multihost_utils.sync_global_devices("all saved")
+    donated = _timed_save(
+        session, step, state, lambda: jax.block_until_ready(model.train_step(state))
+    )
     return {
         "warm_up": saves[0],
         "saves": saves[1:],
@@ -114,12 +117,19 @@ def _train(state: PyTree, step: int) -> tuple[PyTree, int]:
     return state, step + 1
 
 
-def _timed_save(session: contenders.Session, step: int, state: PyTree) -> dict[str, Any]:
+def _timed_save(
+    session: contenders.Session,
+    step: int,
+    state: PyTree,
+    meanwhile: Callable[[], object] = lambda: None,
+) -> dict[str, Any]:
+    """Time a save. ``meanwhile``: the work of this process until it waits for the end."""
     before = traffic.counters()
     cpu_s = time.process_time()
     start = time.monotonic()
     session.save(step, state)
     returned = time.monotonic()
+    meanwhile()
     session.wait()
     published = time.monotonic()
     cpu_s = time.process_time() - cpu_s
@@ -129,37 +139,12 @@ def _timed_save(session: contenders.Session, step: int, state: PyTree) -> dict[s
     return {
         "start_s": start,
         "returned_s": returned,
+        "ready_s": getattr(session, "ready_s", None),
         "published_s": published,
         "cpu_s": cpu_s,
         "traffic_before": before,
         "traffic_after": after,
     }
-
-
-def _computed_save(
-    session: contenders.Session, step: int, state: PyTree
-) -> tuple[PyTree, int, dict[str, float | None]]:
-    """Time a save that is called while its state is being computed, as in a training loop."""
-    for _ in range(STEPS_AHEAD):
-        state = model.train_step(state)
-    step += STEPS_AHEAD
-    start = time.monotonic()
-    session.save(step, state)
-    returned = time.monotonic()
-    session.wait()
-    # All begin the next steps together.
-    multihost_utils.sync_global_devices(f"published {step}")
-    ready_s = getattr(session, "ready_s", None)
-    return state, step, {"start_s": start, "returned_s": returned, "ready_s": ready_s}
-
-
-def _donating_save(session: contenders.Session, step: int, state: PyTree) -> dict[str, float]:
-    start = time.monotonic()
-    session.save(step, state)
-    returned = time.monotonic()
-    jax.block_until_ready(model.train_step(state))
-    session.wait()
-    return {"start_s": start, "returned_s": returned, "published_s": time.monotonic()}
 
 
 def _restore(
@@ -171,17 +156,14 @@ def _restore(
     # Also sets up JAX's own collectives, which are part of its start and not of a restore.
     multihost_utils.sync_global_devices("before restore")
     before = traffic.counters()
-    cpu_s = time.process_time()
     start = time.monotonic()
     session = contender.open_session(site)
-    opened = time.monotonic()
     try:
         state = jax.block_until_ready(contenders.restore(session, expected["step"]))
     except contenders.CannotRestore as refusal:
         session.close()
         return {"refused": str(refusal)}
     restored = time.monotonic()
-    cpu_s = time.process_time() - cpu_s
     after = traffic.counters()
     # Restored values may lie in memory that nobody has touched yet.
     jax.block_until_ready(read_all(state))
@@ -194,10 +176,8 @@ def _restore(
     session.close()
     return {
         "start_s": start,
-        "opened_s": opened,
         "restored_s": restored,
         "read_s": read,
-        "cpu_s": cpu_s,
         "traffic_before": before,
         "traffic_after": after,
         "verified_shards": sorted(found),

@@ -12,7 +12,6 @@ figures.
 
 import argparse
 import json
-import math
 import os
 import statistics
 import subprocess
@@ -20,6 +19,8 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
+
+import numpy as np
 
 from benchmarks import ROOT
 from benchmarks.common import machine, program
@@ -179,11 +180,8 @@ def growth(rows: Sequence[Row]) -> dict[str, dict[str, float]]:
 
 def exponent(points: Sequence[tuple[float, float]]) -> float:
     """Return the slope of log y over log x, by least squares."""
-    xs = [math.log(x) for x, _ in points]
-    ys = [math.log(max(y, 1e-9)) for _, y in points]
-    mean_x, mean_y = sum(xs) / len(xs), sum(ys) / len(ys)
-    spread = sum((x - mean_x) ** 2 for x in xs)
-    return sum((x - mean_x) * (y - mean_y) for x, y in zip(xs, ys, strict=True)) / spread
+    logs = np.log([(x, max(y, 1e-9)) for x, y in points])
+    return float(np.polyfit(logs[:, 0], logs[:, 1], deg=1)[0])
 
 
 def growth_lines(exponents: Mapping[str, Mapping[str, float]]) -> list[str]:

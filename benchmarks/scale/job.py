@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from benchmarks.scale.model import RUN_ID, Shape, contents_digest, holder, manifests
+from benchmarks.scale.model import RUN_ID, Shape, holder, manifests
 from emergency_ckpt.cluster.coordination import JaxCoordinator, namespace
 from emergency_ckpt.cluster.preemption import PreemptionWatch
 from emergency_ckpt.cluster.round import Series, run_on_all
@@ -25,6 +25,7 @@ from emergency_ckpt.config.settings import Config
 from emergency_ckpt.core.restore.plan_types import RestorePlan
 from emergency_ckpt.events import EventSink
 from emergency_ckpt.extensions import parse_placement
+from emergency_ckpt.ram.manifest import contents_digest
 from emergency_ckpt.restore.holders import HolderCalls
 from emergency_ckpt.restore.leader import RestoreLeader
 from emergency_ckpt.restore.request import RestoreRequest

@@ -15,7 +15,7 @@ from emergency_ckpt.core.placement.placement_policies import (
 from emergency_ckpt.core.restore.inventory import HeldHostState, HeldTensors, HolderInventory
 from emergency_ckpt.core.restore.plan_types import TargetSet
 from emergency_ckpt.core.shard_layout import lay_out, shard_nbytes
-from emergency_ckpt.ram.manifest import build_contents, contents_digest, encode_contents
+from emergency_ckpt.ram.manifest import build_contents, encode_contents
 from emergency_ckpt.types import Box, LeafSpec, SaveId, ShardId
 
 RUN_ID = f"{'a-training-run':->40}-{'0' * 16}"  # as long as one that follows from a directory
@@ -132,6 +132,3 @@ def holder(shape: Shape, process: int, digest: str, lost: Collection[int]) -> Ho
 
 def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-__all__ = ["RUN_ID", "SAVE", "Shape", "contents_digest", "holder", "manifests"]
