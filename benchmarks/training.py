@@ -33,12 +33,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
 from benchmarks.common import contenders, machine, program, tables
 from benchmarks.common.contenders import Session
 from benchmarks.common.contenders.orbax_plain import plain_session
-from benchmarks.common.contenders.ours import OurSession
 from benchmarks.common.contenders.ours import open_session as open_ours
 from benchmarks.common.program import positive
 from emergency_ckpt.state.link import find_link
@@ -80,8 +79,7 @@ def _result(options: argparse.Namespace, place: Path, rank: int) -> dict[str, An
     """Measure every way in this process. Collective over the slices."""
     device = jax.local_devices()[0]
     mesh = Mesh(np.array(jax.devices()).reshape(options.slices, 1), ("slice", "fsdp"))
-    one = SingleDeviceSharding(device)
-    sharding = one if options.slices == 1 else NamedSharding(mesh, PartitionSpec())
+    sharding = NamedSharding(mesh, PartitionSpec())
     layers = max(1, round(options.mib * 2**20 / (_BYTES_OF_A_WEIGHT * options.width**2)))
     shape = (options.tokens, options.width)
     make_batch = jax.jit(
@@ -247,28 +245,16 @@ def _session(way: str, place: Path, state: State, rank: int, mesh: Mesh) -> Sess
     abstract = jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding), state
     )
-    copies = {"device_copy_bytes": 0} if way == WITHOUT_COPIES else {}
-    if mesh.size > 1:
-        local_dir, persistent_dir = place / f"ram-{rank}", place / "storage"
-        local_dir.mkdir(mode=0o700, parents=True)
-        persistent_dir.mkdir(exist_ok=True)
-        site = contenders.Site(
-            mesh, 0, abstract, contenders.RAM, local_dir, persistent_dir, _LOOPBACK
-        )
-        if way == EMERGENCY:
-            return contenders.load("orbax-emergency").open_session(site)
-        return open_ours(site, **copies)
-    place.mkdir(mode=0o700)
+    local_dir, persistent_dir = place / f"ram-{rank}", place / "storage"
+    local_dir.mkdir(mode=0o700, parents=True)
+    persistent_dir.mkdir(exist_ok=True)
     if way == ORBAX:
-        return plain_session(place, abstract, max_to_keep=1)
-    return OurSession(
-        abstract,
-        local_dir=str(place),
-        run_id="training",
-        local_save_every=1,
-        save_every=0,
-        **copies,
-    )
+        return plain_session(local_dir, abstract, max_to_keep=1)
+    site = contenders.Site(mesh, 0, abstract, contenders.RAM, local_dir, persistent_dir, _LOOPBACK)
+    if way == EMERGENCY:
+        return contenders.load("orbax-emergency").open_session(site)
+    copies = {"device_copy_bytes": 0} if way == WITHOUT_COPIES else {}
+    return open_ours(site, **copies)
 
 
 def _measure(
