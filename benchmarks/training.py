@@ -130,7 +130,9 @@ def _result_of_slices(
     if any(statuses):
         raise SystemExit(f"the processes of the slices ended with {statuses}")
     first, second = (json.loads(_path_of(place, rank).read_text()) for rank in (0, 1))
-    return {**first, "ways": jax.tree.map(max, first["ways"], second["ways"])}
+    slower = partial(jax.tree.map, max)
+    ways = {way: slower(row, second["ways"][way]) for way, row in first["ways"].items()}
+    return {**first, "ways": ways}
 
 
 def _path_of(place: Path, rank: int) -> Path:
