@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import ROOT
-from benchmarks.minutes import __main__ as minutes
+from benchmarks import ROOT, minutes
 
 
 @pytest.mark.parametrize("seed", range(20))
