@@ -62,11 +62,10 @@ def parse_job(text: str, timed_saves: int) -> Shape:
 NOTHING_LOST, SLICE_LOST, HALVES_LOST = "nothing", "slice", "halves"
 FROM_STORAGE = "storage"
 SCENARIOS = (NOTHING_LOST, SLICE_LOST, HALVES_LOST, FROM_STORAGE)
-LOST_SLICE = 0
 
 
 def lost_hosts(scenario: str, shape: Shape) -> tuple[int, ...] | None:
-    """Return the hosts that lose their ramdisks, numbered slice by slice.
+    """Return the hosts that lose their ramdisks, numbered slice by slice; one slice is the first.
 
     None when the scenario does not apply to the job. With half-lost slices each slice loses a
     different host than its neighbour: no slice is whole, but every shard still exists. Slices of
@@ -76,7 +75,7 @@ def lost_hosts(scenario: str, shape: Shape) -> tuple[int, ...] | None:
     if scenario == NOTHING_LOST:
         return ()
     if scenario == SLICE_LOST:
-        return tuple(range(LOST_SLICE * hosts, (LOST_SLICE + 1) * hosts))
+        return tuple(range(hosts))
     if scenario == HALVES_LOST:
         return tuple(s * hosts + s % hosts for s in range(shape.slices)) if hosts > 1 else None
     return tuple(range(shape.process_count))

@@ -108,14 +108,17 @@ def run_round(
 def _run_tier(
     contender: str, tier: str, shape: Shape, place: Place, scenarios: Sequence[str]
 ) -> dict[str, Any]:
-    with _directory(place.ramdisks) as root, _directory(place.storage) as storage:
+    with (
+        tempfile.TemporaryDirectory(prefix="eckpt-bench-", dir=place.ramdisks.resolve()) as root,
+        tempfile.TemporaryDirectory(prefix="eckpt-bench-", dir=place.storage.resolve()) as storage,
+    ):
         orders = Orders(
             contender=contender,
             shape=shape,
             tier=tier,
             bind_host=place.bind_host,
-            persistent_dir=str(storage),
-            root=str(root),
+            persistent_dir=storage,
+            root=root,
         )
         orders.write()
         program = (sys.executable, str(WORKER))
@@ -126,8 +129,8 @@ def _run_tier(
             slices=shape.slices,
             hosts_per_slice=shape.hosts_per_slice,
             devices_per_host=1,
-            local_root=root / "ramdisks",
-            log_dir=root / "logs",
+            local_root=Path(root, "ramdisks"),
+            log_dir=Path(root, "logs"),
             env={"PYTHONPATH": str(ROOT)},
         )
         return _run_lives(spec, orders, scenarios, place.timeout_s)
@@ -136,12 +139,6 @@ def _run_tier(
 def _tier_of(scenario: str) -> str:
     """Return the tier from which a restore after this loss reads."""
     return contenders.STORAGE if scenario == FROM_STORAGE else contenders.RAM
-
-
-@contextlib.contextmanager
-def _directory(parent: Path) -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="eckpt-bench-", dir=parent) as scratch:
-        yield Path(scratch).resolve()
 
 
 def _run_lives(
@@ -237,14 +234,8 @@ def _outcome(orders: Orders, saved: set[str], results: list[dict[str, Any]]) -> 
 def allocated_bytes(directory: Path) -> int:
     """Return the bytes of the blocks of all files below ``directory``, as ``du`` counts them.
 
-    Files that vanish during the walk count as gone; a hard-linked file counts once.
+    A hard-linked file counts once.
     """
-    blocks: dict[tuple[int, int], int] = {}
-    for folder, _, names in os.walk(directory):
-        for name in names:
-            try:
-                stat = os.lstat(os.path.join(folder, name))
-            except FileNotFoundError:
-                continue
-            blocks[stat.st_dev, stat.st_ino] = stat.st_blocks * 512
-    return sum(blocks.values())
+    stats = [path.lstat() for path in directory.rglob("*") if not path.is_dir()]
+    blocks = {(stat.st_dev, stat.st_ino): stat.st_blocks for stat in stats}
+    return sum(blocks.values()) * 512
