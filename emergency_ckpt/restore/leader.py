@@ -114,9 +114,9 @@ class RestoreLeader:
         self._load: LoadPlan | None = None  # of the last answer
         self._loaded: SaveId | None = None  # the last save that all have loaded into RAM
         self._loads: Counter[int] = Counter()
-        self._has_told_loss = False
-        self._told_divergences: set[Divergence] = set()
-        self._told_suspects: set[SaveId] = set()
+        self._has_reported_loss = False
+        self._reported_divergences: set[Divergence] = set()
+        self._reported_suspects: set[SaveId] = set()
         self._inspected_at_once = INSPECTED_AT_ONCE
         self._attempts = 0
         self._last_failure = ""
@@ -195,7 +195,7 @@ class RestoreLeader:
                 continue
             if not isinstance(answer, RestorePlan):
                 return self._without_plan(answer)
-            self._tell_suspect(answer)
+            self._report_suspect(answer)
             self._step = answer.step
             if answer.save is not None:
                 return self._settled(answer, answer.save)
@@ -299,17 +299,17 @@ class RestoreLeader:
                 takes_rolled_back=takes_rolled_back,
             )
 
-    def _tell_suspect(self, answer: RestorePlan) -> None:
+    def _report_suspect(self, answer: RestorePlan) -> None:
         """Report once a save from which many lives in a row began. It is restored all the same."""
         save = answer.save
         if save is None:
             incarnation = self._stored[answer.step].incarnation
             save = SaveId(answer.step, incarnation, self._parts.config.run_name)
         suspect = RestoredSave(save, self._lives_from(save))
-        is_known = self._requested_step is not None or save in self._told_suspects
+        is_known = self._requested_step is not None or save in self._reported_suspects
         if is_known or suspect.lives < MANY_LIVES:
             return
-        self._told_suspects.add(save)
+        self._reported_suspects.add(save)
         reached = max([save.step, *(held.step for held in self._saves_in_ram)])
         self._events.emit(
             "restore.suspect",
@@ -396,9 +396,9 @@ class RestoreLeader:
         lines = [
             divergence.describe()
             for divergence in differing
-            if divergence not in self._told_divergences
+            if divergence not in self._reported_divergences
         ]
-        self._told_divergences.update(differing)
+        self._reported_divergences.update(differing)
         if len(lines) > _NAMED_SHARDS:
             more = f"copies of {len(lines) - _NAMED_SHARDS} more shards differ"
             lines = [*lines[:_NAMED_SHARDS], more]
@@ -495,8 +495,8 @@ class RestoreLeader:
             last = max(junk)
             self._stored[last.step] = last  # there is no other step, yet this is no fresh start
         is_marked = any(item.incarnation for item in self._stored.values())
-        if view.table is None and is_marked and not self._has_told_loss:
-            self._has_told_loss = True
+        if view.table is None and is_marked and not self._has_reported_loss:
+            self._has_reported_loss = True
             reason = "the step log is gone: steps in storage count by their markers"
             self._events.emit("persistent.problem", cause="log_missing", reason=reason)
 
@@ -519,9 +519,9 @@ class RestoreLeader:
         item, view = self._stored[answer.step], self._view
         assert view is not None, "the step was chosen from the view"
         if not item.is_seen:
-            older = sorted(self._stored.values(), reverse=True)
-            some = [e for e in older if not e.is_seen and e.step <= item.step]
-            self._inspect(tier, view, some[: self._inspected_at_once], self._deadline_s)
+            newest_first = sorted(self._stored.values(), reverse=True)
+            unseen = [x for x in newest_first if not x.is_seen and x.step <= item.step]
+            self._inspect(tier, view, unseen[: self._inspected_at_once], self._deadline_s)
             self._inspected_at_once = min(2 * self._inspected_at_once, _MOST_INSPECTED)
             return None
         inspected = tier.found.inspect(view, item, self._deadline_s)

@@ -149,7 +149,7 @@ class Restore:
                 case NoPlan():
                     for note in answer.notes:
                         self._parts.events.emit("restore.note", text=note)
-                    self._tell_rejected(answer.rejected)
+                    self._report_rejected(answer.rejected)
                     if answer.kind != "nothing":
                         raise no_plan_error(answer, f"run {self._parts.config.run_name!r}")
                     return None
@@ -169,15 +169,15 @@ class Restore:
             restored=tier.restored(),
         )
 
-    def _tell_plan(self, plan: RestorePlan | LoadPlan, tier: TierName) -> None:
+    def _report_plan(self, plan: RestorePlan | LoadPlan, tier: TierName) -> None:
         if plan.step == self._loading:
             return  # the plan to load the step was reported
         self._parts.events.emit(
             "restore.stage", stage="planned", step=plan.step, tier=tier, rejected=len(plan.rejected)
         )
-        self._tell_rejected(plan.rejected)
+        self._report_rejected(plan.rejected)
 
-    def _tell_rejected(self, rejected: Sequence[Rejection]) -> None:
+    def _report_rejected(self, rejected: Sequence[Rejection]) -> None:
         for rejection in rejected:
             self._parts.events.emit(
                 "restore.rejected",
@@ -191,7 +191,7 @@ class Restore:
     def _load(self, plan: LoadPlan) -> Row:
         """Read this process's part of a persistent step; return this process's new report."""
         parts, now_s = self._parts, time.monotonic()
-        self._tell_plan(plan, PERSISTENT)
+        self._report_plan(plan, PERSISTENT)
         self._loading = plan.step
         parts.holdings.end_loaded()
         assert parts.persistent is not None, "only a checkpointer with a directory plans for it"
@@ -227,7 +227,7 @@ class Restore:
         copies, loaded = plan.copies.get(self._me, Copies()), parts.holdings.loaded
         if loaded is not None and loaded.contents.save != save:
             parts.holdings.end_loaded()  # another step is restored
-        self._tell_plan(plan, LOCAL)
+        self._report_plan(plan, LOCAL)
         parts.tier.protect([copy.save for copy in parts.tier.held()[0]])
         shards = ShardCollection(
             parts.tier,

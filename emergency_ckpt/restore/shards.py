@@ -107,7 +107,8 @@ class Arrivals:
 class HeldShards:
     """The shards of one save that are in host memory, and their leaves."""
 
-    def __init__(self) -> None:
+    def __init__(self, arrivals: Arrivals) -> None:
+        self._arrivals = arrivals
         self._views: dict[str, dict[Box, _View]] = {}
         self._leaves: dict[str, LeafSpec] = {}
 
@@ -116,8 +117,11 @@ class HeldShards:
         self._leaves.update({leaf.path: leaf for leaf in leaves})
 
     def put(self, shard: ShardId, view: _View) -> bool:
-        """Note where a shard is; return whether that was news. From several threads."""
-        return self._views.setdefault(shard.leaf, {}).setdefault(shard.box, view) is view
+        """Note where a shard can be used; return whether that was news. From several threads."""
+        is_news = self._views.setdefault(shard.leaf, {}).setdefault(shard.box, view) is view
+        if is_news:
+            self._arrivals.put(shard)
+        return is_news
 
     def dtype_of(self, path: str) -> str:
         """Return the dtype in which a leaf was saved."""
@@ -156,6 +160,7 @@ class ShardCollection:
       gathered: digest of the slot into which all shards went that this process keeps; None when
         they were all here, none of them stays, or there is no room for them.
       held: where the shards are.
+      tally: the bytes so far, by where they came from.
     """
 
     def __init__(
@@ -180,6 +185,7 @@ class ShardCollection:
         self._tier = tier
         self._room = room
         self._fetcher = ShardFetcher(calls, addresses, save=save)
+        self.tally = self._fetcher.tally
         self._save = save
         self._me = me
         self._targets = targets
@@ -187,17 +193,12 @@ class ShardCollection:
         self._loaded = loaded
         self._expendable = expendable
         self.gathered: str | None = None
-        self.held = HeldShards()
+        self._arrivals = Arrivals(calls.progress)
+        self.held = HeldShards(self._arrivals)
         self._contents: dict[str, Contents] = {}  # by digest: own manifests, and others in use
         self._readings = ExitStack()
         self._readers: dict[str, Callable[[int], npt.NDArray[np.uint8]]] = {}
         self._progress = calls.progress
-        self._arrivals = Arrivals(calls.progress)
-
-    @property
-    def tally(self) -> Tally:
-        """Return the bytes so far, by where they came from."""
-        return self._fetcher.tally
 
     @contextmanager
     def collecting(self, copies: Copies) -> Generator[Iterable[Sequence[ShardId]]]:
@@ -323,8 +324,8 @@ class ShardCollection:
             self._readers[digest] = self._readings.enter_context(self._tier.reading(digest))
         for shard in shards:
             view = partial(self._readers[digest], shard)
-            if self._put(contents.shard_id(shard), view):
-                self._fetcher.tally.local += contents.shards[shard].nbytes
+            if self.held.put(contents.shard_id(shard), view):
+                self.tally.local += contents.shards[shard].nbytes
 
     def _receive(self, own: Sequence[FetchGroup], groups: Sequence[FetchGroup]) -> None:
         """Fetch all missing shards to where they are used, beside the intact own shards."""
@@ -400,7 +401,7 @@ class ShardCollection:
 
         def put(shard: ShardId) -> bool:
             placed = places[shard]
-            return self._put(shard, partial(memory.view, placed.offset, placed.nbytes))
+            return self.held.put(shard, partial(memory.view, placed.offset, placed.nbytes))
 
         crcs = self._fetcher.fetch_all(groups, self._contents, offsets, memory.mapping, put)
         if isinstance(memory, SlotWriter):
@@ -435,7 +436,7 @@ class ShardCollection:
                         raise CopiesFailed(self._save.step, self._fetcher.unusable)
                     crcs[shard_id] = crc
                     if put(shard_id):
-                        self._fetcher.tally.local += entry.nbytes
+                        self.tally.local += entry.nbytes
         return crcs
 
     def _publish(
@@ -461,13 +462,6 @@ class ShardCollection:
             return False
         self.gathered = digest
         return True
-
-    def _put(self, shard: ShardId, view: _View) -> bool:
-        """Note that a shard can be used; return whether that was news. From several threads."""
-        is_news = self.held.put(shard, view)
-        if is_news:
-            self._arrivals.put(shard)
-        return is_news
 
     def _divide(
         self, groups: Sequence[FetchGroup], first: Container[ShardId] | RetainedShards | None

@@ -6,7 +6,6 @@ import dataclasses
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
-from functools import partial
 from typing import Any, NamedTuple
 
 from emergency_ckpt.cluster.coordination import run_and_report
@@ -24,7 +23,7 @@ from emergency_ckpt.restore.request import CompleteSteps, RestoreParts, RestoreR
 from emergency_ckpt.restore.rounds import RestoreRounds
 from emergency_ckpt.state import host_state as host_states
 from emergency_ckpt.state.tree import BoxTable, PyTree, describe
-from emergency_ckpt.tier import StepReader, Tier
+from emergency_ckpt.tier import HeldDocument, StepReader, Tier
 from emergency_ckpt.types import LeafSpec, TierName
 from emergency_ckpt.work_progress import WorkProgress
 
@@ -188,20 +187,21 @@ class StepCatalog:
         (name, reader), (_, last) = readers[0], readers[-1]
         me = self.parts.coordinator.process_index
         documents = sorted(reader.documents(), key=lambda document: document.held.owner != me)
-        value = _first_intact(partial(reader.document, host_state) for host_state, _ in documents)
+        value = _first_intact(reader, documents)
         leaves = tuple(reader.leaves.values())
         return StepDescription(leaves, value, name, last.saved_s, last.metrics)
 
 
-def _first_intact(documents: Iterable[Callable[[], bytes]]) -> Any:
+def _first_intact(reader: StepReader, documents: Iterable[HeldDocument]) -> Any:
     """Return the first host state that can be read; None without any.
 
     CorruptData when all host states are damaged.
     """
     damage: CorruptData | None = None
-    for read in documents:
+    for document in documents:
         try:
-            return host_states.value_of(host_states.decode(read()).payload)
+            data = reader.document(document.held)
+            return host_states.value_of(host_states.decode(data).payload)
         except CorruptData as error:
             damage = damage or error
     if damage is not None:

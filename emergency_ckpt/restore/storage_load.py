@@ -137,13 +137,19 @@ def plan_load(
             documents=tuple(DocumentRead(owner, digests[owner]) for owner in owners),
             pieces=pieces[id(targets[process])],
         )
+    # By path, the stored dtypes of wanted Python numbers, which ``match_leaves`` has checked.
+    stored_dtypes = {leaf.array.full_name: leaf.spec.dtype for leaf in stored.leaves.values()}
+    dtype_by_path = {path: stored_dtypes[array.full_name] for path, array in arrays.items()}
+    if marker is not None:
+        dtype_by_path |= {leaf.path: leaf.dtype for leaf in marker.leaves}
+    numbers = {p: dtype for p, dtype in dtype_by_path.items() if leaves[p].dtype in PYTHON_NUMBERS}
     return LoadPlan(
         step=plan.step,
         save=SaveId(plan.step, stored.incarnation, run_id),
         item=stored.item,
         complete=marker is not None,
         parts=parts,
-        numbers=_stored_numbers(stored, arrays, leaves),
+        numbers=numbers,
         document_count=len(digests) if wants_host_state else 0,
         rejected=plan.rejected,
     )
@@ -172,17 +178,6 @@ def _pieces(
             parts.update(ShardId(leaf, box) for box in indices[leaf].touching(shard.box))
         pieces[id(wanted)] = tuple(sorted(parts))
     return pieces
-
-
-def _stored_numbers(
-    stored: StoredStep, arrays: Mapping[str, StoredArray], wanted: Mapping[str, LeafSpec]
-) -> dict[str, str]:
-    """Return, by path, the stored dtypes of wanted Python numbers, checked by ``match_leaves``."""
-    dtypes = {leaf.array.full_name: leaf.spec.dtype for leaf in stored.leaves.values()}
-    dtype_by_path = {path: dtypes[array.full_name] for path, array in arrays.items()}
-    if stored.marker is not None:
-        dtype_by_path |= {leaf.path: leaf.dtype for leaf in stored.marker.leaves}
-    return {p: dtype for p, dtype in dtype_by_path.items() if wanted[p].dtype in PYTHON_NUMBERS}
 
 
 def loaded_copies(plan: LoadPlan, inventory: Inventory) -> set[Quarantined]:

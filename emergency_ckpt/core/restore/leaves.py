@@ -73,7 +73,8 @@ def _differences(expected: LeafSpec, stored: LeafSpec) -> list[str]:
     """Return at most one line, which names each property that differs."""
     sides: list[tuple[str, str]] = []
     if stored.dtype not in PYTHON_NUMBERS.get(expected.dtype, (expected.dtype,)):
-        sides.append((_dtype(expected), f"dtype {stored.dtype}"))
+        kind = "a" if expected.dtype in PYTHON_NUMBERS else "dtype"
+        sides.append((f"{kind} {expected.dtype}", f"dtype {stored.dtype}"))
     if expected.global_shape != stored.global_shape:
         sides.append((f"shape {expected.global_shape}", f"shape {stored.global_shape}"))
     if expected.key_impl != stored.key_impl:
@@ -82,10 +83,6 @@ def _differences(expected: LeafSpec, stored: LeafSpec) -> list[str]:
         return []
     want, have = (", ".join(side) for side in zip(*sides, strict=True))
     return [f"{expected.path}: expected {want}, checkpoint has {have}"]
-
-
-def _dtype(leaf: LeafSpec) -> str:
-    return f"a {leaf.dtype}" if leaf.dtype in PYTHON_NUMBERS else f"dtype {leaf.dtype}"
 
 
 def _spec_text(leaf: LeafSpec | None) -> str:

@@ -304,7 +304,9 @@ def _runs_of(
 ) -> tuple[ChunkRun, ...] | None:
     if not box:
         return (ChunkRun((), item_bytes),)
-    along = _axis_of_runs(chunk_shape)
+    # The first axis along which a chunk has several elements, else the last.
+    last = len(chunk_shape) - 1
+    along = next((axis for axis in range(last) if chunk_shape[axis] > 1), last)
     grids: list[range] = []
     for axis, ((start, stop), chunk) in enumerate(zip(box, chunk_shape, strict=True)):
         is_complete = start % chunk == 0 and (stop % chunk == 0 or stop == shape[axis])
@@ -319,9 +321,3 @@ def _runs_of(
         ChunkRun(chunk, (min((chunk[along] + 1) * step, end) - chunk[along] * step) * row_bytes)
         for chunk in product(*grids)
     )
-
-
-def _axis_of_runs(chunk_shape: Sequence[int]) -> int:
-    """Return the first axis along which a chunk has several elements, else the last."""
-    last = len(chunk_shape) - 1
-    return next((axis for axis in range(last) if chunk_shape[axis] > 1), last)
