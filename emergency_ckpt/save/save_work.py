@@ -132,16 +132,14 @@ class TierWork(NamedTuple):
 
     Attributes:
       snapshot: to be started and waited for.
-      read: to be done first, before any wait for others; None when ``work`` reads the snapshot.
-      work: the rest.
-      held: the caller closes it at the end, also when ``read`` and ``work`` were not called; it
-        closes the snapshot.
+      work: reads the snapshot before any wait for others.
+      capture: the caller closes the capture at the end, also when ``work`` was not called; the
+        capture closes the snapshot.
     """
 
     snapshot: Snapshot
-    read: Work | None
     work: Work
-    held: Closeable
+    capture: Closeable
 
 
 class _SnapshotPlan:
@@ -258,7 +256,7 @@ class SaveWork:
         if plan.reserve_rest is not None:
             parts.append(plan.reserve_rest)
             plan.reserve_rest = None
-        return TierWork(snapshot, None, chain(*parts, plan.local.prepare), capture)
+        return TierWork(snapshot, chain(*parts, plan.local.prepare), capture)
 
     def _persistent(
         self, plan: _SnapshotPlan, flat: list[Any], request: SaveRequest, payload: Payload
@@ -303,8 +301,8 @@ class SaveWork:
                 self._schedules[PERSISTENT].note_outcome(failed=not complete)
             capture.close(is_written=complete)
 
-        read = capture.read if self._writes(placement) else None
-        return TierWork(snapshot, read, work, capture)
+        is_writer = self._writes(placement)
+        return TierWork(snapshot, chain(capture.read, work) if is_writer else work, capture)
 
     def _plan_for(self, request: SaveRequest) -> tuple[_SnapshotPlan, list[Any]]:
         """Return the leaves, and the plan for their structure, made anew when that changes."""

@@ -41,7 +41,7 @@ from typing import Any, NamedTuple
 import msgspec
 from absl import logging
 
-from emergency_ckpt.background import chain, closing
+from emergency_ckpt.background import closing
 from emergency_ckpt.cluster.preemption import PREEMPTED_EXIT_CODE
 from emergency_ckpt.core.save.save_rules import check_items, named_metrics
 from emergency_ckpt.core.save.timing import Repeats
@@ -227,10 +227,8 @@ class Saver:
             return None  # the save that has just ended was of this step
         if schedule.pauses and not request.must_exist and self._tell_pause(schedule, save):
             return None
-        snapshot, read, work, capture = self.work.take(name, request)
+        snapshot, work, capture = self.work.take(name, request)
         snapshot.start()
-        if read is not None:
-            work = chain(read, work)
         self._parts.events.emit("save.started", step=request.step, tier=name)
         if name == LOCAL:
             self._parts.local.turns.begin()
