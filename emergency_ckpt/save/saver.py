@@ -159,11 +159,6 @@ class Saver:
             self.ending.wait_until_finished()
         return begun
 
-    def _not_newer(self, step: int) -> InvalidState:
-        problem = f"step {self._newest_due}, which was saved or restored, is newer"
-        hint = "let the loop begin after the restored step, or restore an older one by its number"
-        return InvalidState("save", f"step {step}", problem, hint=hint)
-
     def _settle_past(self, save: SaveId, saves_to: Collection[TierName]) -> None:
         """Decide which steps count beside an incarnation's first ``save``, or after a restore.
 
@@ -180,22 +175,6 @@ class Saver:
                 if schedule is not None and PERSISTENT not in saves_to:
                     schedule.worker.submit_next(partial(parts.persistent.roll_back, save))
         parts.timelines.begin_unrestored(save)
-
-    def _prepare_storage(self) -> None:
-        """Prepare a writer of storage, in the background, for its first save to storage.
-
-        The preparation waits until the loop asks about a step. Begun earlier, it would delay the
-        first step of a restart, run while data workers are forked, and hold up a short program's
-        end until the imports are done.
-        """
-        persistent, placement = self._parts.persistent, self.work.placement
-        me = self._parts.process[0]
-        if persistent is None or (placement is None and me != 0):
-            return  # which processes write, besides process 0, depends on the first state
-        self._is_storage_prepared = True
-        writes = placement is None or me in placement.writers
-        if writes and PERSISTENT not in self._begun:
-            persistent.prepare()
 
     def _begin_all(self, due: Sequence[TierName], request: SaveRequest) -> bool:
         """Begin a save in each tier that is due, then wait until the state may be donated."""
@@ -289,6 +268,27 @@ class Saver:
             parts.local.tell_late(save)
         elif parts.persistent is not None:
             parts.persistent.tell_late(save, () if placement is None else placement.writers)
+
+    def _not_newer(self, step: int) -> InvalidState:
+        problem = f"step {self._newest_due}, which was saved or restored, is newer"
+        hint = "let the loop begin after the restored step, or restore an older one by its number"
+        return InvalidState("save", f"step {step}", problem, hint=hint)
+
+    def _prepare_storage(self) -> None:
+        """Prepare a writer of storage, in the background, for its first save to storage.
+
+        The preparation waits until the loop asks about a step. Begun earlier, it would delay the
+        first step of a restart, run while data workers are forked, and hold up a short program's
+        end until the imports are done.
+        """
+        persistent, placement = self._parts.persistent, self.work.placement
+        me = self._parts.process[0]
+        if persistent is None or (placement is None and me != 0):
+            return  # which processes write, besides process 0, depends on the first state
+        self._is_storage_prepared = True
+        writes = placement is None or me in placement.writers
+        if writes and PERSISTENT not in self._begun:
+            persistent.prepare()
 
     def should_save(self, step: int) -> bool:
         """As ``EmergencyCheckpointer.should_save``."""
