@@ -82,6 +82,15 @@ class _End:
         self._come(why, self._opened.config.longest_wait_s)
         not_at_program_end(self._with_program)
 
+    def come_after(self, error: BaseException) -> None:
+        """Tell the others at once that ``error`` ended training, and wait only a short time."""
+        limit_s = self._opened.config.exit_timeout_s
+        with second_signal_ends():
+            text = "training ended by %s; saves in progress have %g s to finish"
+            logging.error(text, text_of(error), limit_s)
+            self._come(text_of(error), limit_s, error)
+        not_at_program_end(self._with_program)
+
     def _with_program(self) -> None:
         """Stop at exit; a thread inside native code at the interpreter's end would abort it.
 
@@ -104,8 +113,11 @@ class _End:
                 return
             self.has_come = True
             opened.left_processes.leave(reason, opened.saver.begun)
-            opened.saver.ending.abandon(limit_s)
-            opened.release(reason, error)
+            opened.expect_no_step()
+            try:
+                opened.saver.ending.abandon(limit_s)
+            finally:
+                opened.release(reason, error)
             _tell_lost_step(opened.failures, raises=False)
         finally:
             self._ending.release()
@@ -175,6 +187,15 @@ class EmergencyCheckpointer:
     def _end_others(self) -> None:
         """End the others of this process that make way, and wait for those that were dropped."""
         _final_calls.start()
+        if self._replace_others():
+            gc.collect()  # what only its own parts refer to has been dropped as well
+        _final_calls.wait(self._config.start_timeout_s / 2)
+
+    def _replace_others(self) -> bool:
+        """End the others that make way; return whether there are any others.
+
+        The caller must not refer to the others: those that are dropped are collected next.
+        """
         config = self._config
         place = (config.run_name, config.local_dir)
         others = [] if config.only_reads else [e for e in _alive if not e._end.has_come]
@@ -184,9 +205,7 @@ class EmergencyCheckpointer:
             if other.makes_way and is_here and not theirs.only_reads:
                 logging.warning("run %r: %s", config.run_name, _REPLACED)
                 other._end.come(_REPLACED)
-        if others:
-            gc.collect()  # what only its own parts refer to has been dropped as well
-        _final_calls.wait(config.start_timeout_s / 2)
+        return bool(others)
 
     @classmethod
     def default_config(cls) -> CheckpointerConfig:
@@ -446,21 +465,6 @@ class EmergencyCheckpointer:
             raise
         _tell_lost_step(self._failures, raises=is_normal_end)
 
-    def _leave_after(self, error: BaseException) -> None:
-        """Tell the others at once that ``error`` ended training, and wait only a short time."""
-        self._left_processes.leave(text_of(error), self._saver.begun)
-        self._opened.expect_no_step()
-        self._end.begin()
-        limit_s = self._config.exit_timeout_s
-        try:
-            with second_signal_ends():
-                text = "training ended by %s; saves in progress have %g s to finish"
-                logging.error(text, text_of(error), limit_s)
-                self._saver.ending.abandon(limit_s)
-        finally:
-            self._opened.release(text_of(error), error)
-            _tell_lost_step(self._failures, raises=False)
-
     def __enter__(self) -> EmergencyCheckpointer:
         return self
 
@@ -470,7 +474,7 @@ class EmergencyCheckpointer:
         if is_good_end(error):
             self.stop()
         elif error is not None and not self._end.has_come:
-            self._leave_after(error)
+            self._end.come_after(error)
 
 
 class CheckpointerConfig(Config):

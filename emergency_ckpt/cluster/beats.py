@@ -12,7 +12,6 @@ import math
 import threading
 import time
 from collections.abc import Callable, Collection
-from types import TracebackType
 from typing import Any
 
 import msgspec
@@ -74,14 +73,9 @@ class Beats:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self._ended.set()
-        self._progress.clock.__exit__(kind, error, trace)
+        self._progress.clock.__exit__(*raised)
         # Wait, since a beat after the leader's deletion would stay; not long, since the service may
         # hang.
         join(self._thread, _LEAVE_S)
