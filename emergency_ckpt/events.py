@@ -128,11 +128,13 @@ def line_of(name: str, fields: Fields) -> tuple[int, str] | None:
     """
     point = point_of(name, fields)
     line = _LINES.get(point)
+    if line is None and point in _LEADERS_LINES:
+        if fields["process"]:
+            return None
+        line = _LEADERS_LINES[point]
     if line is not None:
-        return logging.INFO, line(fields)
-    if point in _LEADERS_LINES:
         level = logging.WARNING if point in _WARNINGS else logging.INFO
-        return None if fields["process"] else (level, _LEADERS_LINES[point](fields))
+        return level, line.format(**fields) if isinstance(line, str) else line(fields)
     if point in _WARNINGS:
         words = [str(fields[key]) for key in _WORDS if fields.get(key)]
         words += [f"{k}={v}" for k, v in fields.items() if k not in _UNNAMED]
@@ -161,35 +163,6 @@ def _restore(fields: Fields) -> str:
     return f"{text}; passed over {fields['passed_over']}" if fields["passed_over"] else text
 
 
-def _ignored(fields: Fields) -> str:
-    return (
-        f"save of step {fields['step']} ignored: step {fields['newest']}, which was saved or"
-        " restored, is newer; nothing is saved until the loop has passed it"
-    )
-
-
-def _unrestored(fields: Fields) -> str:
-    return (
-        f"step {fields['step']} is saved without a restore, in a run that has steps up to"
-        f" {fields['newest']}: once a save of this start is complete, restore() takes what it"
-        " saved, and the older steps by their numbers only"
-    )
-
-
-def _without_host_state(fields: Fields) -> str:
-    return (
-        f"step {fields['step']} has a host_state, and restore was given none: the data starts again"
-        " from the beginning; give host_state, or tensors_only=True where that is meant"
-    )
-
-
-def _saved_without_host_state(fields: Fields) -> str:
-    return (
-        f"step {fields['step']} is saved without a host_state, and restore was given one: a restart"
-        " from this step would begin the data anew; give host_state to save, too"
-    )
-
-
 def _progress(work: str) -> Callable[[Fields], str]:
     def line(fields: Fields) -> str:
         if fields["doing"] == "over":
@@ -211,29 +184,42 @@ def _saved(tier: str) -> Callable[[Fields], str]:
     return lambda f: f"saved step {f['step']} to {tier} in {seconds_text(f['seconds'])}"
 
 
-def _preempted(fields: Fields) -> str:
-    left = seconds_text(fields["grace_s"])
-    return f"preemption notice: acted on at step {fields['step']}, {left} left"
-
-
-_LINES: dict[str, Callable[[Fields], str]] = {
+_Line = str | Callable[[Fields], str]
+"""The text of an event in the log: a template of its fields, or a function of them."""
+_LINES: dict[str, _Line] = {
     "start.ready": _start,
     "restore.finished": _restore,
-    "restore.nothing": lambda _: "nothing to restore: no step of this run was ever saved",
-    "restore.note": lambda fields: f"restore: {fields['text']}",
-    "persistent.problem.waiting": lambda fields: str(fields["text"]),
+    "restore.nothing": "nothing to restore: no step of this run was ever saved",
+    "restore.note": "restore: {text}",
+    "persistent.problem.waiting": "{text}",
 }
-_LEADERS_LINES: dict[str, Callable[[Fields], str]] = {
+_LEADERS_LINES: dict[str, _Line] = {
     "restore.progress": _progress("restore"),
     "persistent.progress": _progress("save to storage"),
     "save.complete": _saved("RAM"),
     "persistent.complete": _saved("storage"),
-    "save.skipped.older": _ignored,
-    "preemption.reached": _preempted,
-    "warning.single_copy": lambda fields: str(fields["text"]),
-    "warning.without_restore": _unrestored,
-    "warning.restore_without_host_state": _without_host_state,
-    "warning.save_without_host_state": _saved_without_host_state,
+    "save.skipped.older": (
+        "save of step {step} ignored: step {newest}, which was saved or restored, is newer; nothing"
+        " is saved until the loop has passed it"
+    ),
+    "preemption.reached": lambda fields: (
+        f"preemption notice: acted on at step {fields['step']},"
+        f" {seconds_text(fields['grace_s'])} left"
+    ),
+    "warning.single_copy": "{text}",
+    "warning.without_restore": (
+        "step {step} is saved without a restore, in a run that has steps up to {newest}: once a"
+        " save of this start is complete, restore() takes what it saved, and the older steps by"
+        " their numbers only"
+    ),
+    "warning.restore_without_host_state": (
+        "step {step} has a host_state, and restore was given none: the data starts again from the"
+        " beginning; give host_state, or tensors_only=True where that is meant"
+    ),
+    "warning.save_without_host_state": (
+        "step {step} is saved without a host_state, and restore was given one: a restart from this"
+        " step would begin the data anew; give host_state to save, too"
+    ),
 }
 _WORDS = ("text", "reason")
 """Fields that are sentences: a warning has them first, and without their names."""
