@@ -182,10 +182,7 @@ class Failures:
 
 
 def _causes(error: BaseException) -> list[BaseException]:
-    """Return ``error`` and its chain of causes and contexts, every error once.
-
-    The chain may branch and may contain cycles.
-    """
+    """Return ``error`` and its causes and contexts, every error once: these may form cycles."""
     errors: dict[int, BaseException] = {}
     left: list[BaseException | None] = [error]
     while left:
@@ -251,11 +248,8 @@ def join(thread: threading.Thread, timeout_s: float) -> bool:
 class BackgroundWorker:
     """Runs one piece of work at a time. Call ``submit`` and ``wait_idle`` from one thread.
 
-    Work that raises is recorded in ``failures`` and does not end the thread.
-
-    Args:
-      niceness: added to the niceness of the creating thread, for this thread and those that it
-        starts.
+    Work that raises is recorded in ``failures`` and does not end the thread. ``niceness`` is added
+    to that of the creating thread, for this thread and the threads that this thread starts.
     """
 
     def __init__(self, name: str, failures: Failures, niceness: int = 0) -> None:

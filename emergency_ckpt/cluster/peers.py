@@ -55,12 +55,9 @@ class _Hello(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Started(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """An incarnation that has begun on all processes.
+    """An incarnation that has begun on all processes, and the newest that any of them knew.
 
-    Attributes:
-      newest_step: the newest step that any process, or storage, knew of; -1 without any.
-      complete: the newest save that any process has on record in RAM as complete on all.
-      error: why the incarnation has not begun; empty when it has.
+    ``error``: why the incarnation has not begun; empty when it has.
     """
 
     incarnation: str

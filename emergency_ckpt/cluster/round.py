@@ -89,8 +89,7 @@ def wait_for_key(
         wait.
       prompt: return as soon as the key is set, at the price of some 15 kB of the service's memory
         for each wait until then. Otherwise the call returns up to two seconds later, or four with a
-        thousand processes, and no thread stays inside the service's client for longer than a
-        second.
+        thousand processes.
 
     Raises:
       PeerLeft: ``inspect`` gave a reason. DeadlineExceeded. CoordinationError.
@@ -126,7 +125,7 @@ def _get_within(coordinator: Coordinator, key: str, timeout_s: float) -> bytes |
 
 
 def nobody(processes: Collection[int]) -> Mapping[int, str]:
-    """The ``Absent`` of a round that looks for no process that has left; its waits cost less."""
+    """The ``Absent`` of a round that looks for no process that has left."""
     del processes
     return {}
 

@@ -50,10 +50,7 @@ _AFTER_REMOVAL = 1000
 class SaverParts:
     """Parts of the saver. ``persistent`` and ``preservation``: None without the persistent tier.
 
-    Attributes:
-      finite: which leaves were finite.
-      link: between the devices of this process and host memory.
-      inspect: raises PeerLeft when it finds a process for which the training waits in vain.
+    ``inspect``: raises PeerLeft when a process has died, for which the training waits in vain.
     """
 
     config: Config

@@ -16,14 +16,10 @@ Overdue = Literal["", "bring", "tell"]
 
 
 def deadline_of(noticed_s: float, grace_s: float, reached_s: float) -> float:
-    """Return until when the saves of a notice may take, on the clock of the arguments.
+    """Return the time until which the saves of a notice may take, on the clock of the arguments.
 
-    The grace period is an estimate of when the process is killed. A loop that comes to act on the
-    notice after it, and lives, has a third of the period all the same.
-
-    Args:
-      noticed_s: when the notice came.
-      reached_s: when the loop came to act on it.
+    The grace period is an estimate of when the process is killed. A loop that acts on the notice
+    (at ``reached_s``) after the period, and lives, has a third of the period all the same.
     """
     return max(noticed_s + grace_s, reached_s + _PART_WHEN_LATE * grace_s)
 
@@ -33,10 +29,6 @@ def overdue_work(since_s: float, grace_s: float, done: Collection[Overdue]) -> O
 
     First the newest step of RAM is brought to storage, in time before the grace is over. Then the
     log says that the loop's present step is not saved, before the process can be killed.
-
-    Args:
-      since_s: seconds since the notice.
-      done: what was done already.
     """
     if since_s >= _PART_TO_TELL * grace_s and "tell" not in done:
         return "tell"

@@ -60,12 +60,8 @@ def wanted_by_fields(
 def choose_removals(steps: Sequence[int], wanted: Sequence[bool]) -> tuple[int, ...]:
     """Return the unwanted steps, oldest first, but never the last complete one.
 
-    Args:
-      steps: the complete steps, oldest first.
-      wanted: the policy's answer for each.
-
-    Raises:
-      ValueError: the policy did not answer for each step.
+    ``steps``: the complete steps, oldest first. ``wanted``: the policy's answer for each;
+    ValueError when it did not answer for each.
     """
     if len(wanted) != len(steps):
         raise ValueError(f"the policy answered for {len(wanted)} of {len(steps)} steps")

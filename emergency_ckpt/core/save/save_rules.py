@@ -60,11 +60,9 @@ def skip_reason(tier: TierName, limit_s: float, *, waits_for_others: bool) -> tu
 
 
 def too_often_text(step: int, before: int | None, taken_s: float, interval_s: float) -> str:
-    """Return why ``step`` is not saved to RAM, when the save of the step ``before`` takes too long.
+    """Return why ``step`` is not saved to RAM: the save of the step ``before`` takes too long.
 
-    Args:
-      taken_s: seconds since that save began.
-      interval_s: seconds between the due saves.
+    ``taken_s``: since that save began. ``interval_s``: between the due saves.
     """
     return (
         f"step {step} is not saved to RAM: the save of step {before} has taken"
@@ -92,9 +90,7 @@ def decide_vote(
 ) -> tuple[bool, str]:
     """Return whether every expected process published the save and none refused it; the reason.
 
-    Args:
-      expected, published, refused: process indices. Votes of processes that are not expected do
-        not count. One that did both has refused: the doubt goes against the save.
+    Votes of processes that are not expected do not count. A process that did both has refused.
     """
     wanted = frozenset(expected)
     against = wanted & frozenset(refused)

@@ -51,9 +51,8 @@ class DeviceCopyPlan:
 def plan_device_copies(pieces: Iterable[Piece], limit_bytes: int) -> DeviceCopyPlan:
     """Return the leaves to copy on the devices with at most ``limit_bytes`` on each.
 
-    A leaf is copied on all its devices or on none. Leaves are taken largest first while they fit,
-    so no omitted leaf fits into the remaining bytes. Where all pieces lie on one device and each is
-    within the limit, this copies at least half of the bytes of the best choice.
+    A leaf is copied on all its devices or on none. Leaves are taken largest first while they fit.
+    On one device this copies at least half of the bytes of the best choice.
     """
     by_leaf: dict[int, dict[int, int]] = {}
     for piece in pieces:
@@ -121,9 +120,8 @@ def free_for_copies(platform: str, stats: Mapping[str, int]) -> Free:
     """Return half of what is certain to stay free, by JAX's ``memory_stats`` of one device.
 
     A training step that finds no memory has lost its donated state, so all that is doubtful counts
-    as taken. Free is the limit less the peaks of what was in use and what was reserved, both since
-    the start, and no more than the largest free block. On a GPU only where the pool took its
-    memory at the start: else others may have it.
+    as taken. Free is the limit less the peaks since the start, and no more than the largest free
+    block. On a GPU only where the pool took its memory at the start: else others may have it.
     """
     limit_bytes = stats.get("bytes_limit", 0)
     if limit_bytes <= 0 or "peak_bytes_in_use" not in stats:

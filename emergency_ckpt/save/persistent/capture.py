@@ -188,9 +188,7 @@ class ScratchArea:
     def borrow(self, nbytes: int) -> tuple[_native.Mapping, Pin]:
         """Return at least ``nbytes`` of memory, for one save alone until the pin ends.
 
-        Raises:
-          SaveFailed: storage may still read all areas for earlier saves, or the system has no
-            memory.
+        SaveFailed: storage may still read all areas, or the system has no memory.
         """
         with self._lock:
             if self._used() >= _MOST_AREAS:

@@ -290,9 +290,8 @@ def rule_of(stage_round: Round, stage: str, step: int, first_writer: int) -> Rul
 class WriterMeetings:
     """One round, which the first writer's answer begins and the reports of all writers end.
 
-    The first writer announces that it has made the folders, and goes on when all have reported
-    their parts as written. A writer that has failed reports that, so that the others do not run
-    into their deadline.
+    The answer announces that the folders are made. A writer that has failed reports that, so that
+    the others do not run into their deadline.
     """
 
     def __init__(
