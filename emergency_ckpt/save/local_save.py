@@ -29,6 +29,11 @@ from emergency_ckpt.state.staging import LandingPlace
 from emergency_ckpt.types import LOCAL, Contents, LeafSpec, OrbaxStep, SaveId
 
 _TOLD_AGAIN_S = 60.0
+_NOT_SENT = (
+    "save step %s to the local tier: the record that this process has no host state could not be"
+    " sent to process %s (%s). If this host is lost before a save that sends it, restores pass over"
+    " its steps in RAM"
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -242,32 +247,22 @@ class LocalSaves:
             "save.stage", stage="host_state_published", step=job.save.step, size_bytes=len(data)
         )
         started_s = time.monotonic()
-        buddies = sum(self._push(job, buddy, data) for buddy in job.buddies)
+        sent = 0
+        for buddy in job.buddies:
+            try:
+                self._peers.push_host_state(buddy, job.save, data)
+                sent += 1
+            except TransferError as error:
+                if job.host_state is not None:
+                    raise
+                # No save fails for a copy of nothing.
+                logging.log_every_n_seconds(
+                    logging.WARNING, _NOT_SENT, _TOLD_AGAIN_S, job.save.step, buddy, error
+                )
         seconds = time.monotonic() - started_s
         self._events.emit(
-            "save.stage", stage="pushed", step=job.save.step, buddies=buddies, seconds=seconds
+            "save.stage", stage="pushed", step=job.save.step, buddies=sent, seconds=seconds
         )
-
-    def _push(self, job: LocalSave, buddy: int, data: bytes) -> bool:
-        """Send the host state to ``buddy``; return whether it was sent.
-
-        A failure is an error only where there is a host state: no save fails for a copy of nothing.
-        """
-        try:
-            self._peers.push_host_state(buddy, job.save, data)
-        except TransferError as error:
-            if job.host_state is not None:
-                raise
-            warning = (
-                "save step %s to the local tier: the record that this process has no host state"
-                " could not be sent to process %s (%s). If this host is lost before a save that"
-                " sends it, restores pass over its steps in RAM"
-            )
-            logging.log_every_n_seconds(
-                logging.WARNING, warning, _TOLD_AGAIN_S, job.save.step, buddy, error
-            )
-            return False
-        return True
 
     def _settle(
         self, save: SaveId, outcome: Outcome, refusal: Exception | None, seconds: float
