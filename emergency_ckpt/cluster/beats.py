@@ -80,7 +80,7 @@ class Beats:
         # hang.
         join(self._thread, _LEAVE_S)
         if self._has_told:
-            self._tell(_fields(ProcessWork(doing="over"), None, None))
+            self._tell(_fields(ProcessWork(doing="over")))
 
     def all_came(self, processes: Collection[int]) -> None:
         """Note that ``processes`` have begun the work, as an answer to all of them shows."""
@@ -149,27 +149,24 @@ class Beats:
             self._look([process for process in range(count) if process != me])
 
     def _tell_progress(self) -> None:
-        work, last = self._progress.work, None
-        works = {self._coordinator.process_index: work}
+        work = self._progress.work
+        fields = _fields(work)
         if self._is_leader:
             with self._lock:
-                works |= self._log.works
+                works = {self._coordinator.process_index: work, **self._log.works}
             last = slowest(works)
+            if last is not None:
+                fields["slowest"] = last
+                fields["slowest_bytes_left"] = works[last].left_bytes
+                fields["slowest_bytes_per_second"] = round(works[last].rate)
         self._has_told = True
-        self._tell(_fields(work, last, None if last is None else works[last]))
+        self._tell(fields)
 
 
-def _fields(work: ProcessWork, last: int | None, of_last: ProcessWork | None) -> dict[str, Any]:
-    fields: dict[str, Any] = {
+def _fields(work: ProcessWork) -> dict[str, Any]:
+    return {
         "doing": work.doing,
         "bytes_done": work.done_bytes,
         "bytes_left": work.left_bytes,
         "bytes_per_second": round(work.rate),
     }
-    if of_last is not None:
-        fields |= {
-            "slowest": last,
-            "slowest_bytes_left": of_last.left_bytes,
-            "slowest_bytes_per_second": round(of_last.rate),
-        }
-    return fields

@@ -203,7 +203,18 @@ def agree_start(
 
     def begin(said: Mapping[int, bytes]) -> bytes:
         hellos = decode_each(said, _Hello, "hello", lambda text: _Hello("", Known(), text))
-        return msgspec.json.encode(_begin(hellos, stored))
+        error = joined_errors({process: hello.error for process, hello in hellos.items()})
+        if error:
+            return msgspec.json.encode(Started("", error=error))
+        try:
+            every = [stored(), *(hello.known for hello in hellos.values())]
+            greatest = max(known.greatest for known in every)
+            incarnation = new_incarnation(greatest, secrets.token_hex(8))
+        except CheckpointError as refusal:  # the other processes wait for the answer
+            return msgspec.json.encode(Started("", error=str(refusal)[:ERROR_LIMIT_CHARS]))
+        complete = max((known.complete for known in every if known.complete), default=None)
+        newest_step = max(known.newest_step for known in every)
+        return msgspec.json.encode(Started(incarnation, newest_step, complete))
 
     data = hello_round.hold(msgspec.json.encode(hello), hello_round.when_all(begin))
     agreed = decode_message(data, Started, "hello.told", limit_bytes=MAX_MESSAGE_BYTES)
@@ -212,16 +223,3 @@ def agree_start(
     if agreed.error:
         raise RestoreFailed("start", "the job", agreed.error)
     return agreed
-
-
-def _begin(hellos: dict[int, _Hello], stored: Callable[[], Known]) -> Started:
-    error = joined_errors({process: hello.error for process, hello in hellos.items()})
-    if error:
-        return Started("", error=error)
-    try:
-        every = [stored(), *(hello.known for hello in hellos.values())]
-        incarnation = new_incarnation(max(known.greatest for known in every), secrets.token_hex(8))
-    except CheckpointError as failure:  # the other processes wait for the answer
-        return Started("", error=str(failure)[:ERROR_LIMIT_CHARS])
-    complete = max((known.complete for known in every if known.complete), default=None)
-    return Started(incarnation, max(known.newest_step for known in every), complete)
