@@ -1,8 +1,8 @@
 """Background work: a thread for it, a record of failures, waits beside signals, the program's end.
 
-Python runs a signal handler in the main thread, between two instructions of whatever that thread is
-at. So a handler must take no lock: the code that it interrupts may hold it. And a signal that comes
-just before the main thread blocks does not wake it: the handler runs when the wait is over.
+Python runs a signal handler in the main thread, between two instructions. So a handler must take no
+lock: the interrupted code may hold the lock. And a signal that comes just before the main thread
+blocks does not wake that thread: the handler runs when the wait is over.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _PIECE_S = 0.5
 def no_garbage_collection() -> Generator[None]:
     """Suspend garbage collection for work that makes many objects at once, and no cycles.
 
-    The collector would walk all that the process holds again and again: a fifth of the time of a
+    The collector would walk all objects of the process again and again: a fifth of the time of a
     large job's plan.
     """
     enabled = gc.isenabled()
@@ -63,8 +63,8 @@ _PROBE_BYTES = 16 << 20
 def copy_threads() -> int:
     """Return the number of threads that copy and check; see ``core.copy_threads``.
 
-    The first call on a machine with many cores measures for some milliseconds what one thread does.
-    The threads have the niceness of who starts them: those of saves yield to training.
+    The first call on a machine with many cores measures one thread for some milliseconds. The
+    threads have the niceness of the thread that starts them: those of saves yield to training.
     """
     cores = len(os.sched_getaffinity(0))
     return threads_for(cores, _rate_of_one_thread) if cores > 1 else 1
@@ -99,10 +99,10 @@ class Closeable(Protocol):
 
 
 class Failures:
-    """Errors of background work: their number, and the newest until it is raised.
+    """Errors of background work: their number, and the newest error until a call raises it.
 
-    Also the newest step that a save to storage has failed to bring there, until storage has that
-    step or a later one: the end of a run raises its error.
+    Also the newest step whose save to storage has failed, until storage has that step or a later
+    one: the end of a run raises the error of that save.
     """
 
     def __init__(self) -> None:

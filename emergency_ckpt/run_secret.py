@@ -164,8 +164,8 @@ def _is_text(data: bytes) -> bool:
 def stretched(run_id: str, secret: bytes) -> bytes:
     """Return 32 bytes that stand for ``secret`` in the run; takes some 40 ms and 16 MiB once.
 
-    A guess at a weak secret costs as much. No word list could name all weak ones, and this needs no
-    exception for the good ones: every secret is stretched, whatever its source.
+    A guess at a weak secret costs as much. Every secret is stretched, since no word list has all
+    weak secrets.
     """
     salt = f"emergency_ckpt {run_id}".encode()
     return hashlib.scrypt(secret, salt=salt, n=1 << 14, r=8, p=1, dklen=32)

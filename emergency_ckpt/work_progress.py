@@ -1,7 +1,8 @@
-"""The progress of one piece of work on this process, and the deadline that it puts off.
+"""The progress of one piece of work on this process, and the deadline that the progress puts off.
 
-Who moves bytes adds them; who waits for them waits until ``deadline_s``, and looks again then: it
-is later whenever something has moved, or this process did not run. ``core.stall`` has the rules.
+A thread that moves bytes adds them. A thread that waits for bytes waits until ``deadline_s``, and
+then looks again: the deadline is later whenever bytes have moved, or this process did not run.
+``core.stall`` has the rules.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ class RunClock:
     """The time of ``time.monotonic``, less that in which this process did not run, while inside.
 
     An engine may pause a job or its machine for hours, in which nothing moves and nothing hangs. A
-    thread ticks, and between two ticks the clock advances by two periods at most: so nobody who
-    wakes up before that thread reads the time of the pause. Thread-safe; no method blocks.
+    thread ticks, and between two ticks the clock advances by two periods at most: so the clock has
+    no time of a pause, even before that thread runs again. Thread-safe; no method blocks.
     """
 
     def __init__(self, stall_s: float) -> None:
@@ -70,8 +71,8 @@ class WorkProgress:
     Attributes:
       limits: as given.
       clock: by which a stall is judged; whoever begins the work enters it.
-      end_s: of ``time.monotonic``: when the total is nearly over, so that all learn why the work
-        has ended, and not only of a deadline.
+      end_s: the end of the total time, of ``time.monotonic``; a little early, so that all
+        processes still receive the reason.
     """
 
     def __init__(self, limits: TimeLimits) -> None:
@@ -92,7 +93,7 @@ class WorkProgress:
         return made
 
     def begin(self, doing: str, total_bytes: int = 0) -> None:
-        """Begin a part of the work; ``doing`` is empty while it is a wait for others."""
+        """Begin a part of the work; ``doing`` is empty for a wait for others."""
         with self._lock:
             self._doing = doing
             self._done = 0
@@ -126,20 +127,20 @@ class WorkProgress:
 
     @property
     def moved_s(self) -> float:
-        """Return when something moved last, of ``time.monotonic``; a pause since is left out."""
+        """The time of the last move, of ``time.monotonic``; a pause since is left out."""
         with self._lock:
             return time.monotonic() - (self.clock.now_s() - self._moved_s)
 
     @property
     def deadline_s(self) -> float:
-        """Return the time of ``time.monotonic`` at which it is given up, unless something moves."""
+        """The time of ``time.monotonic`` at which the work is given up, unless something moves."""
         moved_s = self.moved_s
         with self._lock:
             return give_up_at_s(moved_s, self.limits, self.end_s, self._piece)
 
     @property
     def left_s(self) -> float:
-        """Return the seconds until then, at least a millisecond."""
+        """The seconds until the deadline, at least a millisecond."""
         return max(0.001, self.deadline_s - time.monotonic())
 
     def error(self, operation: str, target: str, problem: str) -> DeadlineExceeded:
@@ -160,7 +161,7 @@ class WorkProgress:
 
     @property
     def work(self) -> ProcessWork:
-        """Return what others are told of it."""
+        """The report to other processes."""
         now_s = self.clock.now_s()
         with self._lock:
             rate = self._done / max(now_s - self._begun_s, 1e-6)

@@ -1,9 +1,9 @@
 """The processes that have left the job, and why, so that no process waits for them.
 
-A leaving process makes two announcements. At once (``LEAVING``) it announces the reason, and the
-newest save that it has begun in each tier. It still finishes these saves, so the others wait for
-this process in these saves and not in later saves. When the process has released everything, it
-announces that nothing more comes from it (``GONE``).
+A leaving process makes two announcements. At once (``LEAVING``) the process announces the reason,
+and the newest save that it has begun in each tier. The process still finishes these saves, so the
+others wait for this process in these saves and not in later saves. When the process has released
+everything, it announces that nothing more comes (``GONE``).
 
 A process that dies announces nothing: ``peers.LostPeers`` ends the wait for it inside ``save``, and
 the engine and JAX's heartbeats decide on the rest.
