@@ -520,7 +520,7 @@ class PersistentTier:
         PersistentTierError when another save has written the step meanwhile.
         """
         items = self._items_of(orbax)
-        tensors = self.found.inspection.tensors_id(save, items)
+        tensors = self.found.inspection().tensors_id(save, items)
         checksums = encode_checksums(leaves, crcs)
         self._put_new(save.step, CHECKSUMS_NAME, checksums)
         marker = build_marker(save, documents, leaves, checksums, tensors, items)

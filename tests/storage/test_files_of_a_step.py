@@ -229,6 +229,6 @@ def test_file_named_as_a_step_is_looked_at_once(
 
     monkeypatch.setattr("orbax.checkpoint.utils.is_checkpoint_finalized", is_finalized)
     (tmp_path / "6").write_text("")
-    looks = PersistentTier(str(tmp_path), timeout_s=2.0).found.inspection
-    assert looks.unlisted(6, ["6"], 0, None) is None
+    looks = PersistentTier(str(tmp_path), timeout_s=2.0).found.inspection()
+    assert looks.unlisted(6, ["6"]) is None
     assert asked == ["6"]

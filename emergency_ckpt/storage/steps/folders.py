@@ -29,15 +29,17 @@ _INSPECTED = 4 * INSPECTED_AT_ONCE
 
 
 class StepFolders:
-    """Finds the folders of a directory that are steps, by their names, which the job chooses."""
+    """Finds the folders of a directory that are steps, by their names, which the job chooses.
 
-    def __init__(self, storage: StorageDirectory) -> None:
+    All methods block for storage, until ``deadline_s``; None: each call has a deadline of its own.
+    """
+
+    def __init__(self, storage: StorageDirectory, deadline_s: float | None) -> None:
         self._storage = storage
+        self._deadline_s = deadline_s
 
-    def steps(
-        self, names: Collection[str], known: Collection[str], deadline_s: float | None
-    ) -> dict[int, tuple[str, ...]]:
-        """Return the folders that may be each step, in order of preference. Blocks for storage.
+    def steps(self, names: Collection[str], known: Collection[str]) -> dict[int, tuple[str, ...]]:
+        """Return the folders that may be each step, in order of preference.
 
         ``names``: of everything in the directory. ``known``: the names of steps in the log, which
         are left out.
@@ -53,17 +55,15 @@ class StepFolders:
             for kind, steps in kinds.items()
             if kind != PLAIN
         }
-        real = self._kinds_with_steps(doubtful, deadline_s)
+        real = self._kinds_with_steps(doubtful)
         if len(real) > 1:
             raise self._error(f"it has steps of several kinds: {', '.join(real)}")
         kinds = {kind: kinds[kind] for kind in kinds if kind == PLAIN or kind in real}
         if not kinds and len(others) == len(set(names)):
-            self._refuse_unknown(names, deadline_s)
+            self._refuse_unknown(names)
         return folders_of(kinds)
 
-    def _kinds_with_steps(
-        self, doubtful: Mapping[str, Sequence[str]], deadline_s: float | None
-    ) -> list[str]:
+    def _kinds_with_steps(self, doubtful: Mapping[str, Sequence[str]]) -> list[str]:
         """Return, sorted, at most two of the kinds of names of which Orbax wrote a folder.
 
         ``doubtful``: the folders of each kind, newest first. The newest folders of all kinds are
@@ -73,7 +73,7 @@ class StepFolders:
 
         def shows_new_kind(look: tuple[str, str]) -> bool:
             kind, name = look
-            return kind not in kinds and self._is_step(name, deadline_s)
+            return kind not in kinds and self._is_step(name)
 
         ranks = zip_longest(*(names[:INSPECTED_AT_MOST] for names in doubtful.values()))
         looks = [
@@ -91,37 +91,37 @@ class StepFolders:
                     break
         return sorted(kinds)
 
-    def _refuse_unknown(self, names: Iterable[str], deadline_s: float | None) -> None:
+    def _refuse_unknown(self, names: Iterable[str]) -> None:
         candidates = sorted(
             n for n in names if n not in (HOST_STATE, ROOT_METADATA) and may_be_unknown_step(n)
         )
         for name in candidates[-_UNKNOWN_TRIED:]:
-            if self._is_step(name, deadline_s):
+            if self._is_step(name):
                 raise self._error(
                     f"{name} is a step of Orbax, but its name has no number at its end"
                 )
 
-    def has_items(self, name: str, deadline_s: float | None) -> bool:
-        """Return True when Orbax has written any item into a folder. Blocks.
+    def has_items(self, name: str) -> bool:
+        """Return True when Orbax has written any item into a folder.
 
         A description of arrays without any other file is no item, since the arrays are missing.
         """
-        below = sorted(self._storage.names_in(name, deadline_s))
+        below = sorted(self._storage.names_in(name, self._deadline_s))
         if TREE in below:
             return len(below) > 1
         for item in below[:_ITEMS_TRIED]:
             folder = f"{name}/{item}"
-            is_described = self._storage.has_file(f"{folder}/{TREE}", deadline_s)
-            if is_described and self._storage.names_in(folder, deadline_s) != {TREE}:
+            is_described = self._storage.has_file(f"{folder}/{TREE}", self._deadline_s)
+            if is_described and self._storage.names_in(folder, self._deadline_s) != {TREE}:
                 return True
         return False
 
-    def _is_step(self, name: str, deadline_s: float | None) -> bool:
-        """Return True when Orbax wrote the folder. Blocks."""
+    def _is_step(self, name: str) -> bool:
+        """Return True when Orbax wrote the folder."""
         files = [STEP_METADATA, TREE, *(f"{item}/{TREE}" for item in ITEMS)]
         paths = [self._storage.path / name / file for file in files]
         return self._storage.do(
-            "inspect", f"/{name}", lambda: any(path.exists() for path in paths), deadline_s
+            "inspect", f"/{name}", lambda: any(path.exists() for path in paths), self._deadline_s
         )
 
     def _error(self, problem: str) -> PersistentTierError:

@@ -84,26 +84,38 @@ _Found = TypeVar("_Found", FoundStep, FoundStep | None)
 
 
 class StepInspection:
-    """Inspects the folders of a step. All methods block for storage, until their deadline.
+    """Inspects the folders of steps. All methods block for storage.
 
     PersistentTierError when storage does not answer, or refuses: the step may be usable then.
+
+    Args:
+      told: the texts that were logged, which this object adds to.
+      number: the greatest incarnation of the log, for the incarnations of steps of plain Orbax.
+      deadline_s: of ``time.monotonic``, for all calls; None: each call has its own.
     """
 
-    def __init__(self, storage: StorageDirectory, folders: StepFolders) -> None:
+    def __init__(
+        self,
+        storage: StorageDirectory,
+        told: set[str],
+        number: int,
+        deadline_s: float | None,
+    ) -> None:
         self._storage = storage
         self._directory = storage.path
-        self._folders = folders
-        self._told: set[str] = set()
+        self._told = told
+        self._number = number
+        self._deadline_s = deadline_s
 
-    def listed(self, entry: Entry, number: int, deadline_s: float | None) -> FoundStep:
+    def listed(self, entry: Entry) -> FoundStep:
         """Return the step of a table's ``entry``, with a problem where it cannot be used.
 
-        Its tensors may be in its own folder or in the folder for the hidden step: Orbax's metadata
-        name their incarnation. ``number``: the greatest incarnation of the log.
+        The tensors may be in the step's own folder or in the folder for the hidden step: Orbax's
+        metadata name the incarnation of the tensors.
         """
 
         def look() -> FoundStep:
-            stored_step = self._listed(entry, number, deadline_s)
+            stored_step = self._listed(entry)
             step = stored_step.step
             is_own = entry.incarnation in (step.incarnation, step.tensors_of)
             return stored_step.as_foreign() if stored_step.is_plain and not is_own else stored_step
@@ -123,50 +135,41 @@ class StepInspection:
             self.tell(f"{text}; {READ_AGAIN}")
         return second
 
-    def _listed(self, entry: Entry, number: int, deadline_s: float | None) -> FoundStep:
+    def _listed(self, entry: Entry) -> FoundStep:
         folders = [entry.own_folder]
         if not self._storage.is_object_store:
             # The likelier folder first. A crash may leave a hidden step before a version of the log
             # records that, and the newest version may be damaged.
             folders.insert(1 if entry.state == "complete" else 0, entry.hidden_folder)
         if entry.is_plain:
-            return self._listed_plain(entry, folders, number, deadline_s)
-        data = self._marker_of(entry.step, deadline_s)
-        metadata, name = self._tensors_of(entry, folders, deadline_s)
+            return self._listed_plain(entry, folders)
+        data = self._marker_of(entry.step)
+        metadata, name = self._tensors_of(entry, folders)
         if data is None:
-            return self._without_marker(entry, metadata, name, number, deadline_s)
+            return self._without_marker(entry, metadata, name)
         if _digest(data) != entry.marker:
             reason = "it is not the one that the step log names"
             return self._damaged(entry.step, entry.incarnation, name, reason)
-        return self._marked(entry.step, data, {name: metadata}, number, deadline_s)
+        return self._marked(entry.step, data, {name: metadata})
 
-    def _tensors_of(
-        self, entry: Entry, folders: Sequence[str], deadline_s: float | None
-    ) -> tuple[bytes | None, str]:
+    def _tensors_of(self, entry: Entry, folders: Sequence[str]) -> tuple[bytes | None, str]:
         """Return Orbax's metadata of the entry's tensors, and their folder; else its own folder."""
         own: bytes | None = None
         for folder in folders:
-            data = self._metadata_of(folder, deadline_s)
+            data = self._metadata_of(folder)
             if _incarnation_of(data) == entry.incarnation:
                 return data, folder
             own = data if folder == entry.own_folder else own
         return own, entry.own_folder
 
-    def _without_marker(
-        self,
-        entry: Entry,
-        metadata: bytes | None,
-        folder: str,
-        number: int,
-        deadline_s: float | None,
-    ) -> FoundStep:
+    def _without_marker(self, entry: Entry, metadata: bytes | None, folder: str) -> FoundStep:
         if metadata is None:
             return self._problem(entry.step, entry.incarnation, GONE, folder)
         is_own = _incarnation_of(metadata) == entry.incarnation
-        if is_own and self._storage.names_in(f"{HOST_STATE}/{entry.step}", deadline_s):
+        if is_own and self._has_documents(entry.step):
             return self._damaged(entry.step, entry.incarnation, folder, "it is gone")
         # Without our folder the step has tensors only.
-        stored_step = self._plain_in(folder, entry.step, number, deadline_s)
+        stored_step = self._plain_in(folder, entry.step)
         if stored_step is None:
             return self._problem(entry.step, entry.incarnation, GONE, folder)
         if stored_step.is_junk or fields_of(metadata):
@@ -175,14 +178,10 @@ class StepInspection:
         step = msgspec.structs.replace(stored_step.step, tensors_of=entry.incarnation)
         return stored_step._replace(step=step)
 
-    def _listed_plain(
-        self, entry: Entry, folders: Sequence[str], number: int, deadline_s: float | None
-    ) -> FoundStep:
+    def _listed_plain(self, entry: Entry, folders: Sequence[str]) -> FoundStep:
         again = self._problem(entry.step, entry.incarnation, GONE, entry.own_folder)
         for folder in folders:
-            stored_step = self._plain_in(
-                folder, entry.step, number, deadline_s, is_hidden=entry.state == "hidden"
-            )
+            stored_step = self._plain_in(folder, entry.step, is_hidden=entry.state == "hidden")
             if stored_step is None or stored_step.is_junk:
                 continue
             if is_same_save(stored_step.step.incarnation, entry.incarnation):
@@ -193,42 +192,37 @@ class StepInspection:
                 again = stored_step  # plain Orbax has written the step again
         return again
 
-    def unlisted(
-        self, step: int, names: Sequence[str], number: int, deadline_s: float | None
-    ) -> FoundStep | None:
+    def unlisted(self, step: int, names: Sequence[str]) -> FoundStep | None:
         """Return the step in folders that no table names, or None when it does not count.
 
         A step of this package needs both markers, as after a copy by hand. ``names``: the folders
-        that may be the step's, in order of preference. ``number``: the greatest incarnation of the
-        log.
+        that may be the step's, in order of preference.
         """
-        return self._confirmed(lambda: self._unlisted(step, names, number, deadline_s))
+        return self._confirmed(lambda: self._unlisted(step, names))
 
-    def _unlisted(
-        self, step: int, names: Sequence[str], number: int, deadline_s: float | None
-    ) -> FoundStep | None:
-        data = self._marker_of(step, deadline_s)
-        metadata_by_name = {name: self._metadata_of(name, deadline_s) for name in names}
+    def _unlisted(self, step: int, names: Sequence[str]) -> FoundStep | None:
+        data = self._marker_of(step)
+        metadata_by_name = {name: self._metadata_of(name) for name in names}
         if data is not None:
-            return self._marked(step, data, metadata_by_name, number, deadline_s)
+            return self._marked(step, data, metadata_by_name)
         # Of two folders, the documents belong to the folder that this package wrote.
         names = sorted(names, key=lambda name: ours_of(metadata_by_name[name]) is None)
         # Metadata without fields are damaged, or of an old version of Orbax without such a file.
         metadata = metadata_by_name[names[0]]
         may_be_ours = not fields_of(metadata) or ours_of(metadata) is not None
-        if may_be_ours and self._storage.names_in(f"{HOST_STATE}/{step}", deadline_s):
+        if may_be_ours and self._has_documents(step):
             return None
         junk: FoundStep | None = None
         for folder in names:
-            stored_step = self._plain_in(folder, step, number, deadline_s)
+            stored_step = self._plain_in(folder, step)
             if stored_step is not None and not stored_step.is_junk:
                 return stored_step
             junk = junk or stored_step
         return junk
 
-    def is_begun_by_us(self, names: Iterable[str], deadline_s: float | None) -> bool:
+    def is_begun_by_us(self, names: Iterable[str]) -> bool:
         """Return whether this package began the save of a step in one of its folders ``names``."""
-        return any(ours_of(self._metadata_of(name, deadline_s)) is not None for name in names)
+        return any(ours_of(self._metadata_of(name)) is not None for name in names)
 
     def is_in_own_folder(self, entry: Entry) -> bool:
         """Return whether the files of ``entry`` are in the folder of a complete step.
@@ -237,28 +231,28 @@ class StepInspection:
         marker too, unreadable metadata count as the entry's own, unless a hidden folder exists.
         """
         if entry.is_plain:
-            stored_step = self.listed(entry, 0, None)
+            stored_step = self.listed(entry)
             return not stored_step.step.problem and stored_step.folder == entry.own_folder
-        metadata = self._metadata_of(entry.own_folder, None)
+        metadata = self._metadata_of(entry.own_folder)
         if metadata is not None and not fields_of(metadata):
-            metadata = self._metadata_of(entry.own_folder, None)  # for the reason of ``read_twice``
+            metadata = self._metadata_of(entry.own_folder)  # for the reason of ``read_twice``
         if _incarnation_of(metadata) == entry.incarnation:
             return True
-        data = self._marker_of(entry.step, None)
+        data = self._marker_of(entry.step)
         if data is not None and _digest(data) == entry.marker:
             marker = check_marker(data, entry.step, _marker_path(entry.step))
-            problem = self._compare_tensors(entry.own_folder, metadata, marker, None)
+            problem = self._compare_tensors(entry.own_folder, metadata, marker)
             if problem not in (GONE, _REPLACED):
                 return True
         storage = self._storage
         is_elsewhere = not storage.is_object_store and storage.lexists(entry.hidden_folder)
         return metadata is not None and not fields_of(metadata) and not is_elsewhere
 
-    def marked(self, step: int, deadline_s: float | None) -> SaveId | None:
+    def marked(self, step: int) -> SaveId | None:
         """Return the save that the marker of ``step`` names; None without one that counts."""
 
         def read() -> SaveId | None:
-            data = self._marker_of(step, deadline_s)
+            data = self._marker_of(step)
             if data is None:
                 return None
             return check_marker(data, step, _marker_path(step)).save
@@ -268,19 +262,20 @@ class StepInspection:
         except CorruptData:
             return None
 
-    def _marker_of(self, step: int, deadline_s: float | None) -> bytes | None:
-        return self._storage.bytes_of(_marker_path(step), deadline_s)
+    def _has_documents(self, step: int) -> bool:
+        return bool(self._storage.names_in(f"{HOST_STATE}/{step}", self._deadline_s))
 
-    def _metadata_of(self, name: str, deadline_s: float | None) -> bytes | None:
-        return self._storage.bytes_of(f"{name}/{STEP_METADATA}", deadline_s)
+    def _marker_of(self, step: int) -> bytes | None:
+        return self._storage.bytes_of(_marker_path(step), self._deadline_s)
+
+    def _metadata_of(self, name: str) -> bytes | None:
+        return self._storage.bytes_of(f"{name}/{STEP_METADATA}", self._deadline_s)
 
     def _marked(
         self,
         step: int,
         data: bytes,
         tensors: Mapping[str, bytes | None],
-        number: int,
-        deadline_s: float | None,
     ) -> FoundStep:
         """Return the step of a marker. ``tensors``: Orbax's metadata by folder, likeliest first."""
         path = f"{self._directory}/{_marker_path(step)}"
@@ -292,10 +287,10 @@ class StepInspection:
         its = [folder for folder in tensors if _digest(tensors[folder]) == marker.tensors.metadata]
         name = its[0] if its else name
         metadata = tensors[name]
-        problem = self._compare_tensors(name, metadata, marker, deadline_s)
+        problem = self._compare_tensors(name, metadata, marker)
         if problem == _REPLACED:
             self._warn(step, problem)
-            stored_step = self._plain_in(name, step, number, deadline_s)
+            stored_step = self._plain_in(name, step)
             return stored_step or self._problem(step, marker.save.incarnation, GONE, name)
         item = PersistentStep(
             step,
@@ -312,13 +307,7 @@ class StepInspection:
             marker_digest=_digest(data),
         )
 
-    def _compare_tensors(
-        self,
-        folder: str,
-        metadata: bytes | None,
-        marker: StepMarker,
-        deadline_s: float | None,
-    ) -> str:
+    def _compare_tensors(self, folder: str, metadata: bytes | None, marker: StepMarker) -> str:
         """Return the reason why the tensors are not the marker's, or "".
 
         If only the metadata's digest differs, the metadata file is damaged.
@@ -326,7 +315,7 @@ class StepInspection:
         if _digest(metadata) == marker.tensors.metadata:
             return ""
         names = _manifests(folder, marker.items)
-        manifest = _together(self._storage.bytes_of(name, deadline_s) for name in names)
+        manifest = _together(self._storage.bytes_of(name, self._deadline_s) for name in names)
         if metadata is None and manifest is None:
             return GONE
         if _digest(manifest) != marker.tensors.manifest:
@@ -352,7 +341,7 @@ class StepInspection:
         """
         name = self._storage.name_of(save.step)
         names = (f"{name}/{STEP_METADATA}", *_manifests(name, items))
-        deadline_s = self._storage.deadline_s(None)
+        deadline_s = self._storage.deadline_s(self._deadline_s)
         read = functools.partial(self._storage.bytes_of, deadline_s=deadline_s)
         with ThreadPoolExecutor(INSPECTED_AT_ONCE, "eckpt-tensors") as pool:
             metadata, *manifests = pool.map(read, names)
@@ -376,38 +365,30 @@ class StepInspection:
             self._told.add(text)
             logging.warning("%s in %s", text, self._directory)
 
-    def _plain_in(
-        self,
-        folder: str,
-        step: int,
-        number: int,
-        deadline_s: float | None,
-        *,
-        is_hidden: bool = False,
-    ) -> FoundStep | None:
+    def _plain_in(self, folder: str, step: int, *, is_hidden: bool = False) -> FoundStep | None:
         # A hidden step in a bucket has no commit marker.
-        if not is_hidden and not self._is_finalized(folder, deadline_s):
+        if not is_hidden and not self._is_finalized(folder):
             return None
-        metadata = self._metadata_of(folder, deadline_s)
+        metadata = self._metadata_of(folder)
         is_described = bool(fields_of(metadata))
-        if not is_described and not self._folders.has_items(folder, deadline_s):
+        if not is_described and not StepFolders(self._storage, self._deadline_s).has_items(folder):
             if is_hidden:
                 return None
             problem = PersistentStep(step, 0, False, problem=_NO_STEP)
             return FoundStep(problem, None, folder, is_junk=True)
         digest = hashlib.sha256(metadata or b"")
         for item in ("", *(f"{name}/" for name in ITEMS)):
-            manifest = self._storage.bytes_of(f"{folder}/{item}{MANIFEST}", deadline_s)
+            manifest = self._storage.bytes_of(f"{folder}/{item}{MANIFEST}", self._deadline_s)
             if manifest is not None:
                 digest.update(manifest)
                 break
-        incarnation = plain_incarnation(number, digest.hexdigest()[:16])
+        incarnation = plain_incarnation(self._number, digest.hexdigest()[:16])
         saved = _incarnation_of(metadata)
         tensors_of = saved if isinstance(saved, str) else ""
         plain_step = PersistentStep(step, 0, False, incarnation, tensors_of=tensors_of)
         return FoundStep(plain_step, None, folder, committed_ns=_committed_ns(metadata))
 
-    def _is_finalized(self, folder: str, deadline_s: float | None) -> bool:
+    def _is_finalized(self, folder: str) -> bool:
         # Imported here: the import takes a second, and a list of this package's steps needs none.
         from orbax.checkpoint.utils import is_checkpoint_finalized  # noqa: PLC0415
 
@@ -417,7 +398,7 @@ class StepInspection:
             except (ValueError, FileNotFoundError, NotADirectoryError):
                 return False  # not a directory of Orbax, which no retry makes one
 
-        return self._storage.do("inspect", f"/{folder}", is_finalized, deadline_s)
+        return self._storage.do("inspect", f"/{folder}", is_finalized, self._deadline_s)
 
 
 def _marker_path(step: int) -> str:

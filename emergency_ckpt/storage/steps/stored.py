@@ -76,8 +76,11 @@ class StoredSteps:
     def __init__(self, storage: StorageDirectory) -> None:
         self._storage = storage
         self.log = StepLog(storage)
-        self.folders = StepFolders(storage)
-        self.inspection = StepInspection(storage, self.folders)
+        self._told: set[str] = set()
+
+    def inspection(self, number: int = 0, deadline_s: float | None = None) -> StepInspection:
+        """Return an object that inspects single steps, with the arguments of its class."""
+        return StepInspection(self._storage, self._told, number, deadline_s)
 
     def view(self, deadline_s: float | None = None, log: LogRead | None = None) -> StoredView:
         """Return the contents of the directory. PersistentTierError; OtherFormat.
@@ -88,13 +91,13 @@ class StoredSteps:
         deadline_s = self._storage.deadline_s(deadline_s)
         log = self.log.read(deadline_s) if log is None else log
         for fault in log.faults:
-            self.inspection.tell(f"{fault}; the version before is used")
+            self.inspection().tell(f"{fault}; the version before is used")
         names = frozenset(self._storage.names_in(deadline_s=deadline_s))
         entries = () if log.table is None else log.table.steps
         # On a file system a hidden step is under another name.
         stays = self._storage.is_object_store
         known = {e.own_folder for e in entries if e.state != "hidden" or stays}
-        unlisted = self.folders.steps(names, known, deadline_s)
+        unlisted = StepFolders(self._storage, deadline_s).steps(names, known)
         if not names:
             self._storage.check_bucket(deadline_s)
         steps = {e.step: e for e in entries if e.state == "complete"}
@@ -152,14 +155,14 @@ class StoredSteps:
         entry = view.entry(item.step, item.incarnation) if item.is_seen else None
         names = view.unlisted.get(item.step)
         if entry is not None:
-            stored_step = self.inspection.listed(entry, view.greatest, deadline_s)
+            stored_step = self.inspection(view.greatest, deadline_s).listed(entry)
             if stored_step.step.problem != GONE or not names:
                 return stored_step
         if not names:
             return FoundStep(item, None, str(item.step))
         # Before the first save of the run, a step of plain Orbax is older than every life.
         number = 0 if view.is_before_saves else view.greatest
-        stored_step = self.inspection.unlisted(item.step, names, number, deadline_s)
+        stored_step = self.inspection(number, deadline_s).unlisted(item.step, names)
         if stored_step is None:
             return None
         if stored_step.is_plain and view.table is not None and view.table.steps:

@@ -53,7 +53,7 @@ from emergency_ckpt.storage.orbax_names import (
     commits_of,
 )
 from emergency_ckpt.storage.pinned import Pinned
-from emergency_ckpt.storage.steps.folders import INSPECTED_AT_ONCE
+from emergency_ckpt.storage.steps.folders import INSPECTED_AT_ONCE, StepFolders
 from emergency_ckpt.storage.steps.inspection import FoundStep, items_of
 from emergency_ckpt.storage.steps.stored import StoredSteps, StoredView
 from emergency_ckpt.types import SaveId
@@ -317,9 +317,9 @@ class DirectoryWriter:
     def _newest_marked(self, deadline_s: float | None) -> list[SaveId]:
         """Return the saves of the newest markers that count, the newest step first."""
         numbers = sorted(self._storage.numbers_in(HOST_STATE, deadline_s), reverse=True)
-        inspect = functools.partial(self._found.inspection.marked, deadline_s=deadline_s)
+        inspection = self._found.inspection(deadline_s=deadline_s)
         with ThreadPoolExecutor(INSPECTED_AT_ONCE, "eckpt-markers") as pool:
-            saves = list(pool.map(inspect, numbers[:INSPECTED_AT_ONCE]))
+            saves = list(pool.map(inspection.marked, numbers[:INSPECTED_AT_ONCE]))
         return [save for save in saves if save is not None]
 
     def _newest_plain(self, deadline_s: float | None) -> int:
@@ -327,7 +327,7 @@ class DirectoryWriter:
         if self._entries():
             return -1
         names = self._storage.names_in(deadline_s=deadline_s)
-        folders = self._found.folders.steps(names, (), deadline_s)
+        folders = StepFolders(self._storage, deadline_s).steps(names, ())
         for step in sorted(folders, reverse=True):
             if self._unlisted(step, folders[step], deadline_s) is not None:
                 return step
@@ -394,11 +394,11 @@ class DirectoryWriter:
         known = {entry.step for entry in self._entries()}
         # A folder of plain Orbax alone may be of a save under way. A folder of this package is of a
         # life that claimed the place late, after a newer life had cleared the host states.
-        began = self._found.inspection.is_begun_by_us
+        began = self._found.inspection(deadline_s=deadline_s).is_begun_by_us
         remains = {
             step
             for step in unfinished - known
-            if step in beside or began(view.unlisted.get(step, ()), deadline_s)
+            if step in beside or began(view.unlisted.get(step, ()))
         }
         remains |= {entry.step for entry in gone} - known
         # A listing of a file server may lack the folder of a step.
@@ -474,7 +474,7 @@ class DirectoryWriter:
     ) -> FoundStep | None:
         """Return the complete step that no entry names, in the folders ``names`` or its own."""
         number, names = greatest_number(self._read.table), names or (self._storage.name_of(step),)
-        stored_step = self._found.inspection.unlisted(step, names, number, deadline_s)
+        stored_step = self._found.inspection(number, deadline_s).unlisted(step, names)
         return None if stored_step is None or stored_step.step.problem else stored_step
 
     def _has_file(self, *names: str) -> bool:
@@ -567,7 +567,7 @@ class DirectoryWriter:
         table = self._read.table
         if entry.state != "complete" or table is None or table.rejection_reason(entry):
             return False
-        stored_step = self._found.inspection.listed(entry, greatest_number(table), None)
+        stored_step = self._found.inspection(greatest_number(table)).listed(entry)
         is_whole = entry.is_plain or stored_step.marker is not None
         return is_whole and not stored_step.step.problem
 
@@ -627,7 +627,7 @@ class DirectoryWriter:
 
         A file system renames the folder. A bucket has no renames: the files of Orbax's commit go.
         """
-        if not self._found.inspection.is_in_own_folder(entry):
+        if not self._found.inspection().is_in_own_folder(entry):
             return  # hidden before
         storage, own, work = self._storage, entry.own_folder, ("hide", f"/{entry.own_folder}")
         if storage.is_object_store:
@@ -714,7 +714,7 @@ class DirectoryWriter:
     def _delete_removed(self, entry: Entry) -> None:
         self._removing.add(entry.step)
         try:
-            is_own = self._found.inspection.is_in_own_folder(entry)
+            is_own = self._found.inspection().is_in_own_folder(entry)
             # Otherwise another program may have written into its place.
             folders = {entry.own_folder} if is_own else self._remains_of(entry.step)
             # Not under the lock: it may take long, and saves go on meanwhile.
@@ -743,11 +743,11 @@ class DirectoryWriter:
         """
         names = self._storage.names_in()
         written = {name.partition(TEMPORARY_SUFFIX)[0] for name in names}
-        began = self._found.inspection.is_begun_by_us
+        began = self._found.inspection().is_begun_by_us
         return {
             name
             for name in written
-            if is_name_of(step, name) and (name not in names or began([name], None))
+            if is_name_of(step, name) and (name not in names or began([name]))
         }
 
     def _delete(self, step: int, folders: Collection[str], *, unfinished: bool = False) -> None:
