@@ -24,26 +24,20 @@ class DigestedFile(Generic[T]):
 
     ``digest``: SHA-256 (hex) of the bytes of the value in the file; in formats from 2 on, of these
     bytes after the format's number and a newline. So one wrong bit of ``format`` looks like damage.
+
+    Args:
+      kind: the name of the value in the file.
+      content: the type that the value decodes to.
+      limit_bytes: of a whole file.
+      version: the number of the format; files of other numbers are refused.
     """
 
     def __init__(self, kind: str, content: type[T], *, limit_bytes: int, version: int = 1) -> None:
-        """Describe the file.
-
-        Args:
-          kind: the name of the value in the file.
-          content: the type that the value decodes to.
-          limit_bytes: of a whole file.
-          version: the number of the format; files of other numbers are refused.
-        """
         self._kind = kind
         self._written_version = version
         self._limit_bytes = limit_bytes
         self._content = decoder_of(content)
-        fields: list[Any] = [
-            ("format", int),
-            ("digest", str),
-            (kind, msgspec.Raw),
-        ]
+        fields: list[Any] = [("format", int), ("digest", str), (kind, msgspec.Raw)]
         self._file = decoder_of(
             msgspec.defstruct("File", fields, frozen=True, forbid_unknown_fields=True)
         )
@@ -51,13 +45,10 @@ class DigestedFile(Generic[T]):
         self._version = decoder_of(Versioned)
 
     def encode(self, value: T) -> bytes:
-        """Return the bytes of the file. CorruptData when they are more than a reader takes."""
+        """Return the bytes of the file. CorruptData for more bytes than a reader takes."""
         version, body = self._written_version, msgspec.json.encode(value)
-        file = {
-            "format": version,
-            "digest": _digest_of(version, body),
-            self._kind: msgspec.Raw(body),
-        }
+        digest = _digest_of(version, body)
+        file = {"format": version, "digest": digest, self._kind: msgspec.Raw(body)}
         data = msgspec.json.encode(file)
         if len(data) > self._limit_bytes:
             raise CorruptData("encode", self._kind, f"it has more than {self._limit_bytes} bytes")
@@ -79,9 +70,8 @@ class DigestedFile(Generic[T]):
             body = bytes(getattr(file, self._kind))
             actual = _digest_of(version, body)
             if actual != file.digest:
-                raise CorruptData(
-                    "decode", target, "the digest differs", expected=file.digest, actual=actual
-                )
+                problem = "the digest differs"
+                raise CorruptData("decode", target, problem, expected=file.digest, actual=actual)
             if is_other:
                 raise self._other_format(version, target)
             return self._content.decode(body)

@@ -2,25 +2,25 @@
 
 A save, on the processes that ``placement_policies.writers`` chooses:
 
-1. ``steps.writer`` clears the step's place: it removes remains and rolled-back steps of the same
-   number. Where a step of this number counts, the save fails.
+1. ``steps.writer`` clears the step's place: remains and rolled-back steps of the same number are
+   removed. Where a step of this number counts, the save fails.
 2. Each process writes its host state.
 3. ``step_writer`` has ``item`` write the tensors from host memory, and commits them as Orbax does.
 4. ``tier.finish`` writes the CRC32Cs of capture time, then ``marker.json``; the step counts from
-   the version of the log that lists it (``steps.writer``).
+   the version of the log that lists the step (``steps.writer``).
 
 A restore: ``steps`` lists the steps and checks their markers; ``orbax_reader`` reads boxes. Tools
-read a step through ``step_reader``, and write one from another tier with ``tier.publish``.
+read a step through ``step_reader``, and write a step from another tier with ``tier.publish``.
 
 Guaranteed: a crash at any instant leaves the step complete or not counting; a step that was rolled
 back is hidden, and is removed when its number is saved anew; every call has a deadline.
 
 Every access: ``directory`` reads, writes and removes files of a file system or an object store, and
 ``calls`` runs each call in a thread, retries temporary errors, and raises StorageTimeout at the
-deadline. The thread of a timed-out call goes on, and the call may have its effect:
-``calls.LATE_CHANGES`` keeps such calls by the step that they may change, and a step is not changed
-while such a call may still change it. No thread may be left inside C++ (a barrier, TensorStore),
-because the thread would take the interpreter's lock at exit and abort the process.
+deadline. The thread of a timed-out call goes on, and may still change a step: no other call changes
+this step before the thread has ended (``calls.LATE_CHANGES``). No thread may be left inside C++ (a
+barrier, TensorStore), because the thread would take the interpreter's lock at exit and abort the
+process.
 
 On a file system TensorStore syncs data files, databases, the JSON documents of a step and their
 folders to the disk (``file_io_sync``); the marker and the renames of a step are not synced.

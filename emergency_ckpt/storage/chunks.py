@@ -1,11 +1,11 @@
 """Chunks of an uncompressed step on a file system, read directly from its files.
 
-TensorStore reads a chunk into new memory and copies it into a new array; the copy into RAM is the
-third. New memory costs more than all else of such a read. So the library of the database only gives
-the places of its chunks (``ChunkIndex``), and ``read_into`` reads them, with a CRC32C of each box.
-Each thread reads into a small buffer of its own, which stays in its core's cache until the bytes
-are in their place. A thread that still waits for a file system after the deadline is left behind,
-and its bytes are not used.
+TensorStore reads a chunk into new memory and copies the chunk into a new array; the copy into RAM
+is the third. New memory costs more than the rest of such a read. So TensorStore only gives the
+places of the chunks (``ChunkIndex``), and ``read_into`` reads them, with a CRC32C of each box. Each
+thread reads into a small buffer of its own, which stays in the core's cache until the bytes are in
+their place. A thread that still waits for a file system after the deadline is left behind, and the
+bytes of that thread are not used.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class ChunkIndex:
     def describe(self, path: str, name: str) -> tuple[LeafSpec, StoredArray] | None:
         """Return the array ``name`` of the leaf ``path``; None when TensorStore must open it.
 
-        That is so when its metadata are not in a node, or have a form that is not known here.
+        TensorStore must where the metadata are not in a node, or have a form not known here.
         """
         document = self._entries.get(f"{name}/{_METADATA}")
         if not isinstance(document, bytes):
@@ -97,8 +97,7 @@ class ChunkIndex:
     def parts_of(self, shard: ShardId, array: StoredArray) -> list[bytes | Stretch] | None:
         """Return the parts of a box in their order: the bytes of small chunks, else their places.
 
-        The result is None when TensorStore must read the box, as when a chunk is missing or has a
-        wrong size.
+        None when TensorStore must read the box, as when a chunk is missing or has a wrong size.
         """
         runs = runs_of(shard.box, array) if array.plain else None
         if runs is None:
@@ -216,25 +215,19 @@ class _Piece(NamedTuple):
 def read_into(
     boxes: Sequence[FileBox], sink: Sink, *, threads: int, progress: WorkProgress
 ) -> list[int]:
-    """Read all boxes; return the CRC32C of each box's bytes as they were read. Blocks.
+    """Read all boxes; return the CRC32C of the bytes of each box. Blocks.
 
-    Raises:
-      OSError: a file is missing or cannot be read.
-      CorruptData: a file is shorter than it should be.
-      DeadlineExceeded: nothing moves any more.
-      Anything that ``sink`` raises.
+    OSError for a file that cannot be read; CorruptData for a file that is too short;
+    DeadlineExceeded when nothing moves any more. Errors of ``sink`` pass through.
     """
     reading = _Reading(_cut(boxes), sink, progress)
     for number in range(min(threads, len(reading.pieces))):
         name = f"eckpt-read-{number}"
         threading.Thread(target=reading.work, name=name, daemon=True).start()
-    crcs = reading.wait()
-    crcs_of_boxes = [0] * len(boxes)
-    for piece, crc in zip(reading.pieces, crcs, strict=True):
-        crcs_of_boxes[piece.box] = _native.crc32c_combine(
-            crcs_of_boxes[piece.box], crc, piece.nbytes
-        )
-    return crcs_of_boxes
+    crcs = [0] * len(boxes)
+    for piece, crc in zip(reading.pieces, reading.wait(), strict=True):
+        crcs[piece.box] = _native.crc32c_combine(crcs[piece.box], crc, piece.nbytes)
+    return crcs
 
 
 def _cut(boxes: Sequence[FileBox]) -> list[_Piece]:

@@ -89,21 +89,17 @@ class Checksums(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def encode_checksums(leaves: Sequence[LeafSpec], crcs: Mapping[ShardId, int]) -> bytes:
     """Return the bytes of ``checksums.json`` for some boxes of ``leaves``."""
     index = {leaf.path: number for number, leaf in enumerate(leaves)}
-    boxes = sorted(
-        ((index[shard.leaf], shard.box, crc) for shard, crc in crcs.items()),
-    )
-    return msgspec.json.encode(
-        Checksums(CHECKSUMS_VERSION, tuple(BoxChecksum(*box) for box in boxes))
-    )
+    boxes = sorted((index[shard.leaf], shard.box, crc) for shard, crc in crcs.items())
+    checksums = tuple(BoxChecksum(*box) for box in boxes)
+    return msgspec.json.encode(Checksums(CHECKSUMS_VERSION, checksums))
 
 
 def decode_checksums(data: bytes, marker: StepMarker, target: str) -> dict[ShardId, int]:
     """Return the CRC32C of each shard. CorruptData when the digest is not the marker's."""
     actual = hashlib.sha256(data).hexdigest()
     if actual != marker.checksums:
-        raise CorruptData(
-            "read", target, "the digest differs", expected=marker.checksums, actual=actual
-        )
+        problem = "the digest differs"
+        raise CorruptData("read", target, problem, expected=marker.checksums, actual=actual)
     if decode_file(data, Versioned, target).format != CHECKSUMS_VERSION:
         raise CorruptData("decode", target, "unknown version", expected=CHECKSUMS_VERSION)
     decoded = decode_file(data, Checksums, target)
@@ -144,19 +140,25 @@ def check_marker(data: bytes, step: int, target: str) -> StepMarker:
         check_save(marker.save)
     except CorruptData as error:
         raise CorruptData("decode", target, error.problem, actual=error.actual) from error
-    has_items = _has_valid_items(marker)
-    if marker.save.step != step or len(marker.empty) != len(marker.digests) or not has_items:
+    is_consistent = marker.save.step == step and len(marker.empty) == len(marker.digests)
+    if not is_consistent or not _has_valid_items(marker):
         raise CorruptData("decode", target, "the marker contradicts itself")
     return marker
 
 
 def _has_valid_items(marker: StepMarker) -> bool:
     """Return whether the names are those of items, and each array that Orbax stores is in one."""
-    names, stored = set(marker.items), {x.path: x for x in marker.leaves if 0 not in x.global_shape}
+    names = set(marker.items)
     if len(names) < len(marker.items) or len(names) > MAX_ITEMS:
         return False
+    stored = stored_leaves(marker)
     in_items = sum(map(len, leaves_by_item(names, stored).values()))
     return all(map(is_item_name, names)) and in_items == len(stored)
+
+
+def stored_leaves(marker: StepMarker) -> dict[str, LeafSpec]:
+    """Return the leaves that Orbax stores, by path: those that have elements."""
+    return {leaf.path: leaf for leaf in marker.leaves if 0 not in leaf.global_shape}
 
 
 def decode_file(data: bytes, kind: type[_T], target: str) -> _T:

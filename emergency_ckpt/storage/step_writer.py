@@ -8,8 +8,8 @@
 5. It creates ``commit_success.txt`` of each item, then that of the step. If the place was cleared
    between 4 and 5, it removes these files.
 
-Each file is created only if it is absent, on a file system too: no file of another writer is
-replaced. A file system and a bucket differ in three points:
+Each file is created only if absent, on a file system too: no file of another writer is replaced. A
+file system and a bucket differ in two points:
 
 - In a bucket a step counts with the last file of 5. In a file system all is written in a temporary
   folder, named as Orbax does and after this attempt, which gets the step's name after 5.
@@ -17,16 +17,13 @@ replaced. A file system and a bucket differ in three points:
   is no manifest before 4. In a file system each writer's database is in a folder of its own, named
   after the attempt, because the kernel may delay TensorStore's last write of an attempt that was
   given up.
-- In a file system a folder must be made, and the remains of an attempt there removed first.
 
-Orbax's own checkpointer looks for folders in a bucket, lists, and reads what it has just written:
-some fifty requests, one after the other. Its barriers have fixed timeouts of minutes, and a thread
-blocked in one aborts the process at exit.
+Orbax's own checkpointer makes some fifty requests in a bucket, one after the other. The barriers of
+that checkpointer have fixed timeouts of minutes, and a blocked thread aborts the process at exit.
 
 Guaranteed: a step whose place was cleared or claimed by another writer is not committed, and this
-writer fails. Not guaranteed: the same in one case, namely that the place in a bucket is cleared
-while ``commit_success.txt`` is written, and this process ends before it has checked that and
-removed the file.
+writer fails. The exception: the place in a bucket is cleared while ``commit_success.txt`` is
+written, and this process ends before it has noticed that and removed the file.
 """
 
 from __future__ import annotations
@@ -73,10 +70,8 @@ class StepWriter:
 
     Args:
       folder: of the step.
-      states: by name, the state of each item with arrays, as ``item_state`` returns it.
-      orbax: what Orbax's readers find besides the arrays.
+      states: by name, the state of each item with arrays, as ``item_state`` returns the state.
       writers: the processes that write, the first of which commits.
-      meet: meets the other writers.
     """
 
     def __init__(
@@ -106,10 +101,10 @@ class StepWriter:
         self._arrays_documents = {n: text for n, text in described.items() if text is not None}
 
     def write(self) -> None:
-        """Write this process's part; the first writer returns when Orbax counts the step.
+        """Write this process's part; the first writer returns when Orbax counts the step. Blocks.
 
-        Blocks. PersistentTierError, also after the save was cancelled; CorruptData; FileExistsError
-        when the step exists already; errors of TensorStore pass through.
+        PersistentTierError, also after the save was cancelled; CorruptData; FileExistsError when
+        the step exists already; errors of TensorStore pass through.
         """
         process = jax.process_index()
         if process != self._first:

@@ -47,6 +47,7 @@ from emergency_ckpt.storage.marker import (
     build_marker,
     decode_checksums,
     encode_checksums,
+    stored_leaves,
 )
 from emergency_ckpt.storage.meetings import WRITTEN, Meet, meet_nobody, new_attempt
 from emergency_ckpt.storage.orbax_names import TEMPORARY_SUFFIX
@@ -293,9 +294,7 @@ class PersistentTier:
             folder = self._directory / stored_step.folder
             if marker is None:
                 return orbax_reader.describe_plain(folder, self._orbax_item)
-            # Orbax does not store zero-size arrays.
-            stored = {x.path: x for x in marker.leaves if 0 not in x.global_shape}
-            by_item = leaves_by_item(marker.items, stored)
+            by_item = leaves_by_item(marker.items, stored_leaves(marker))
 
             def describe_one(name: str) -> dict[str, StoredLeaf]:
                 item, paths = folder / name, by_item[name]

@@ -1,8 +1,8 @@
 """The Orbax item with the arrays of a step, written through TensorStore.
 
-Orbax's own handlers do much work for each array: with thousands of arrays that takes ten times as
-long as the writes. Here the work for each array is one open and one write. The files are those that
-Orbax's handler of pytrees would write, and Orbax reads them.
+Orbax's own handlers need ten times as long as the writes where there are thousands of arrays. Here
+the work for each array is one open and one write. The files are those of Orbax's handler of
+pytrees, and Orbax reads them.
 
 1. ``state.item_state`` makes the arrays of the item from the shards, and the part of each that this
    process writes, as views of the host memory. ``state`` also makes the three JSON documents: the

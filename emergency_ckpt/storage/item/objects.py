@@ -23,14 +23,12 @@ Writes = dict[str, _Write]
 
 
 class StepObjects:
-    """The files below one folder. All methods block for storage.
+    """The files below one folder. All methods block until storage has answered, however late.
 
-    They do not end before storage has answered, however late: otherwise a write might take effect
-    after the step was cleared, and show in a later save of the step. TensorStore retries after
-    temporary errors. Its other errors, ValueError, pass through.
-
-    A reply may be lost and the write repeated. Then the precondition refuses the repeated write,
-    and the bytes in storage show whose write they are.
+    Otherwise a write might take effect after the step was cleared, and show in a later save of the
+    step. TensorStore retries after temporary errors; other errors of TensorStore, ValueError, pass
+    through. A reply may be lost, and the precondition then refuses the repeated write: the bytes in
+    storage show whose write they are.
     """
 
     def __init__(self, folder: str) -> None:
@@ -87,10 +85,10 @@ class StepObjects:
         metadata: bytes,
         check: Callable[[], None] = lambda: None,
     ) -> None:
-        """Write the files by which Orbax counts the step that ``incarnation`` has saved.
+        """Write the files by which Orbax counts the step; ``check`` is called before each write.
 
         The files are removed again if Orbax's metadata are not ``metadata``, as when a newer life
-        has the place: PersistentTierError. ``check``: called before each write.
+        has the place: PersistentTierError.
         """
         text = f"Checkpoint commit was successful by incarnation {incarnation}".encode()
         written: dict[str, bytes] = {}
