@@ -183,11 +183,7 @@ class StorageTimeout(DeadlineExceeded):
 
 
 def call(
-    target: str,
-    work: Callable[[], _T],
-    *,
-    progress: WorkProgress,
-    again_after_s: float = math.inf,
+    target: str, work: Callable[[], _T], *, progress: WorkProgress, again_after_s: float = math.inf
 ) -> _T:
     """Return the result of ``work``; StorageTimeout when nothing moves any more.
 
@@ -256,11 +252,7 @@ def _no_join(timeout: float | None = None) -> None:
 
 
 def call_with_retries(
-    target: str,
-    work: Callable[[], _T],
-    *,
-    deadline_s: float,
-    again_after_s: float = math.inf,
+    target: str, work: Callable[[], _T], *, deadline_s: float, again_after_s: float = math.inf
 ) -> _T:
     """Return the result of ``work``, which is retried with growing pauses on temporary errors.
 

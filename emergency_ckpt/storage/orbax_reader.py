@@ -192,9 +192,7 @@ def describe_plain(
 
 
 def describe_items(
-    folder: epath.Path,
-    names: Sequence[str],
-    describe: Callable[[str], Mapping[str, StoredLeaf]],
+    folder: epath.Path, names: Sequence[str], describe: Callable[[str], Mapping[str, StoredLeaf]]
 ) -> tuple[epath.Path, dict[str, StoredLeaf]]:
     """Return the folder of the items ``names``, and their leaves by path, from ``describe``.
 

@@ -47,12 +47,7 @@ from emergency_ckpt.storage.item.array_writes import (
     published_database_spec,
 )
 from emergency_ckpt.storage.item.objects import StepObjects
-from emergency_ckpt.storage.item.state import (
-    SHARDINGS,
-    ItemTree,
-    array_metadata,
-    shardings,
-)
+from emergency_ckpt.storage.item.state import SHARDINGS, ItemTree, array_metadata, shardings
 from emergency_ckpt.storage.marker import OURS
 from emergency_ckpt.storage.meetings import BEGUN, WRITTEN, Meet
 from emergency_ckpt.storage.orbax_names import (

@@ -56,12 +56,7 @@ class ArrayWrites:
     """
 
     def __init__(
-        self,
-        *,
-        attempt: str,
-        creates: bool,
-        at_once_bytes: int,
-        progress: WorkProgress,
+        self, *, attempt: str, creates: bool, at_once_bytes: int, progress: WorkProgress
     ) -> None:
         self.attempt = attempt
         self._creates = creates
@@ -187,11 +182,7 @@ class ArrayWrites:
             {
                 "driver": "zarr",
                 "dtype": array.dtype,
-                "metadata": {
-                    "shape": array.shape,
-                    "chunks": array.chunk_shape,
-                    "compressor": None,
-                },
+                "metadata": {"shape": array.shape, "chunks": array.chunk_shape, "compressor": None},
                 "recheck_cached_data": False,
                 "recheck_cached_metadata": False,
                 # A missing chunk is then an error for a reader, and never zeros.

@@ -43,11 +43,11 @@ class FoundStep(NamedTuple):
     """A step that was inspected.
 
     Attributes:
-      marker: None for a step of plain Orbax, or one with a ``problem``.
-      folder: of its tensors.
-      is_junk: neither this package nor Orbax wrote into its folder. It has a ``problem``.
-      committed_ns: Unix time in ns at which Orbax committed the step; 0 when that is not known.
-      marker_digest: SHA-256 (hex) of its ``marker.json``; empty without a ``marker``.
+      marker: None for a step of plain Orbax, or for a step with a ``problem``.
+      folder: of the tensors.
+      is_junk: neither this package nor Orbax wrote into the folder. The step has a ``problem``.
+      committed_ns: Unix time in ns at which Orbax committed the step; 0 when not known.
+      marker_digest: SHA-256 (hex) of ``marker.json``; empty without a ``marker``.
       entry: the step's entry in the log; None for a step that the log does not name.
     """
 
@@ -64,20 +64,21 @@ class FoundStep(NamedTuple):
         """Return True when plain Orbax wrote the step."""
         return self.marker is None and not self.step.problem
 
+    def changed(self, **fields: Any) -> FoundStep:
+        """Return this with other ``fields`` of ``step``."""
+        return self._replace(step=msgspec.structs.replace(self.step, **fields))
+
     def as_foreign(self) -> FoundStep:
-        """Return a step of plain Orbax with the problem that the log does not name it."""
-        step = msgspec.structs.replace(self.step, problem=_FOREIGN, is_foreign=True)
-        return self._replace(step=step)
+        """Return a step of plain Orbax with the problem that the log does not name the step."""
+        return self.changed(problem=_FOREIGN, is_foreign=True)
 
     def as_unlisted(self) -> FoundStep:
-        """Return a step of tensors only with its problem beside a log that does not name the step.
+        """Return a step of tensors only with the problem that the log does not name the step.
 
-        Such tensors may be of a life of this package that hung in a save, and wrote them after a
-        newer life had cleared the rest: these end no restore.
+        If a life of this package hung in a save, and wrote the tensors after a newer life had
+        cleared the rest, the step ends no restore.
         """
-        if not self.step.tensors_of:
-            return self.as_foreign()
-        return self._replace(step=msgspec.structs.replace(self.step, problem=_UNMARKED))
+        return self.changed(problem=_UNMARKED) if self.step.tensors_of else self.as_foreign()
 
 
 _Found = TypeVar("_Found", FoundStep, FoundStep | None)
@@ -95,11 +96,7 @@ class StepInspection:
     """
 
     def __init__(
-        self,
-        storage: StorageDirectory,
-        told: set[str],
-        number: int,
-        deadline_s: float | None,
+        self, storage: StorageDirectory, told: set[str], number: int, deadline_s: float | None
     ) -> None:
         self._storage = storage
         self._directory = storage.path
@@ -175,8 +172,7 @@ class StepInspection:
         if stored_step.is_junk or fields_of(metadata):
             return stored_step
         # Unreadable metadata do not name the writer of the step; the entry does.
-        step = msgspec.structs.replace(stored_step.step, tensors_of=entry.incarnation)
-        return stored_step._replace(step=step)
+        return stored_step.changed(tensors_of=entry.incarnation)
 
     def _listed_plain(self, entry: Entry, folders: Sequence[str]) -> FoundStep:
         again = self._problem(entry.step, entry.incarnation, GONE, entry.own_folder)
@@ -186,14 +182,13 @@ class StepInspection:
                 continue
             if is_same_save(stored_step.step.incarnation, entry.incarnation):
                 # The incarnation's number is of the time at which the step was first seen.
-                step = msgspec.structs.replace(stored_step.step, incarnation=entry.incarnation)
-                return stored_step._replace(step=step)
+                return stored_step.changed(incarnation=entry.incarnation)
             if folder == entry.own_folder and entry.state == "complete":
                 again = stored_step  # plain Orbax has written the step again
         return again
 
     def unlisted(self, step: int, names: Sequence[str]) -> FoundStep | None:
-        """Return the step in folders that no table names, or None when it does not count.
+        """Return the step in folders that no table names; None for a step that does not count.
 
         A step of this package needs both markers, as after a copy by hand. ``names``: the folders
         that may be the step's, in order of preference.
@@ -253,9 +248,7 @@ class StepInspection:
 
         def read() -> SaveId | None:
             data = self._marker_of(step)
-            if data is None:
-                return None
-            return check_marker(data, step, _marker_path(step)).save
+            return None if data is None else check_marker(data, step, _marker_path(step)).save
 
         try:
             return read_twice(read)
@@ -271,12 +264,7 @@ class StepInspection:
     def _metadata_of(self, name: str) -> bytes | None:
         return self._storage.bytes_of(f"{name}/{STEP_METADATA}", self._deadline_s)
 
-    def _marked(
-        self,
-        step: int,
-        data: bytes,
-        tensors: Mapping[str, bytes | None],
-    ) -> FoundStep:
+    def _marked(self, step: int, data: bytes, tensors: Mapping[str, bytes | None]) -> FoundStep:
         """Return the step of a marker. ``tensors``: Orbax's metadata by folder, likeliest first."""
         path = f"{self._directory}/{_marker_path(step)}"
         name = next(iter(tensors))
@@ -284,27 +272,19 @@ class StepInspection:
             marker = check_marker(data, step, path)
         except CorruptData as error:
             return self._damaged(step, "", name, error.problem)
-        its = [folder for folder in tensors if _digest(tensors[folder]) == marker.tensors.metadata]
-        name = its[0] if its else name
+        its = (folder for folder in tensors if _digest(tensors[folder]) == marker.tensors.metadata)
+        name = next(its, name)
         metadata = tensors[name]
         problem = self._compare_tensors(name, metadata, marker)
         if problem == _REPLACED:
             self._warn(step, problem)
             stored_step = self._plain_in(name, step)
             return stored_step or self._problem(step, marker.save.incarnation, GONE, name)
-        item = PersistentStep(
-            step,
-            len(marker.digests),
-            not all(marker.empty),
-            incarnation=marker.save.incarnation,
-            problem=problem,
-        )
+        stateful, incarnation = not all(marker.empty), marker.save.incarnation
+        item = PersistentStep(step, len(marker.digests), stateful, incarnation, problem)
+        usable = None if problem else marker
         return FoundStep(
-            item,
-            None if problem else marker,
-            name,
-            committed_ns=_committed_ns(metadata),
-            marker_digest=_digest(data),
+            item, usable, name, committed_ns=_committed_ns(metadata), marker_digest=_digest(data)
         )
 
     def _compare_tensors(self, folder: str, metadata: bytes | None, marker: StepMarker) -> str:

@@ -172,10 +172,7 @@ class StoredSteps:
         return stored_step if other is None or other.state == "complete" else None
 
     def inspect_each(
-        self,
-        view: StoredView,
-        items: Iterable[PersistentStep],
-        deadline_s: float | None = None,
+        self, view: StoredView, items: Iterable[PersistentStep], deadline_s: float | None = None
     ) -> list[FoundStep | CheckpointError | None]:
         """Return the result of ``inspect`` for each of ``items``, or its error, several at once."""
         deadline_s = self._storage.deadline_s(deadline_s)
@@ -190,10 +187,7 @@ class StoredSteps:
             return list(pool.map(inspect, items))
 
     def inspect_all(
-        self,
-        view: StoredView,
-        items: Iterable[PersistentStep],
-        deadline_s: float | None = None,
+        self, view: StoredView, items: Iterable[PersistentStep], deadline_s: float | None = None
     ) -> list[FoundStep | None]:
         """Return the result of ``inspect`` for each of ``items``; raise the first error."""
         steps: list[FoundStep | None] = []

@@ -36,11 +36,7 @@ from emergency_ckpt.core.step_log import (
 )
 from emergency_ckpt.core.step_names import folders_of, is_name_of, steps_by_kind
 from emergency_ckpt.core.timeline import Timeline, life_of, number_of
-from emergency_ckpt.errors import (
-    DirectoryInUse,
-    PersistentTierError,
-    StorageLost,
-)
+from emergency_ckpt.errors import DirectoryInUse, PersistentTierError, StorageLost
 from emergency_ckpt.events import EventSink
 from emergency_ckpt.storage.directory import Generations, StorageDirectory
 from emergency_ckpt.storage.log import LogRead, StepLog
