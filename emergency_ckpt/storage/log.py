@@ -65,10 +65,6 @@ class SeenVersion:
 
     number: int = 0
 
-    def note(self, number: int) -> None:
-        """Keep ``number`` if it is greater."""
-        self.number = max(self.number, number)
-
 
 class StepLog:
     """The log of one directory. All methods block for storage; PersistentTierError.
@@ -107,7 +103,7 @@ class StepLog:
                 return LogRead(faults=strays)
             version = self._decode(numbers, deadline_s)
             if version is not None and version.number:
-                self.seen.note(version.number)
+                self.seen.number = max(self.seen.number, version.number)
                 return version._replace(faults=(*strays, *version.faults))
             if version is not None:
                 strays += version.faults
@@ -147,7 +143,7 @@ class StepLog:
         return sorted(numbers - self._strays)
 
     def _hint(self, deadline_s: float) -> int:
-        """Return a number that the newest version has reached; 0 when none is on record."""
+        """Return a number that the newest version has reached; 0 without a record."""
         data: bytes | None = None
         while True:
             before, data = data, self._storage.bytes_of(_HINT, deadline_s) or b""
@@ -161,8 +157,8 @@ class StepLog:
     def _decode(self, numbers: list[int], deadline_s: float) -> LogRead | None:
         """Return the newest usable version; None when the newest of ``numbers`` is gone.
 
-        The result has the number 0 when all versions above a gap are damaged: they do not count any
-        more.
+        The result has the number 0 when all versions above a gap are damaged: none of them counts
+        any more.
         """
         newest, faults = numbers[-1], list[CorruptData]()
         for number in range(newest, max(0, newest - KEPT), -1):
@@ -182,11 +178,19 @@ class StepLog:
         return LogRead(newest, None, tuple(faults), tuple(numbers))
 
     def _version(self, number: int, deadline_s: float) -> Table | None:
-        """Return version ``number``; None when it is gone. CorruptData when it cannot be used."""
-        data = self._data(number, deadline_s)
-        if data is None:
-            return None
-        return decode_version(data, number, f"{self._storage.path}/{_below(number)}")
+        """Return version ``number``; None for a missing file. CorruptData for a damaged file."""
+        path = self._storage.path / _below(number)
+
+        def read() -> bytes | None:
+            try:
+                return read_at_most(path, MAX_LOG_BYTES + 1)
+            except FileNotFoundError:
+                return None
+            except IsADirectoryError:
+                return b""  # not a file: damaged
+
+        data = self._storage.do("read", f"/{_below(number)}", read, deadline_s)
+        return None if data is None else decode_version(data, number, str(path))
 
     def is_newest(self, number: int, deadline_s: float | None = None) -> bool:
         """Return whether no version comes after ``number``. One request of an object store.
@@ -198,19 +202,6 @@ class StepLog:
     def has(self, number: int, deadline_s: float | None = None) -> bool:
         """Return whether there is a version ``number``. One request."""
         return self._storage.has_file(_below(number), deadline_s)
-
-    def _data(self, number: int, deadline_s: float) -> bytes | None:
-        path = self._storage.path / _below(number)
-
-        def read() -> bytes | None:
-            try:
-                return read_at_most(path, MAX_LOG_BYTES + 1)
-            except FileNotFoundError:
-                return None
-            except IsADirectoryError:
-                return b""  # not a file: damaged
-
-        return self._storage.do("read", f"/{_below(number)}", read, deadline_s)
 
     def append(self, table: Table, deadline_s: float | None = None) -> LogRead | None:
         """Create the version ``table``; return the log with this version.
@@ -234,7 +225,7 @@ class StepLog:
         if not self._storage.is_object_store:
             number = str(table.number).encode()
             self._storage.put(_HINT, number)
-        self.seen.note(table.number)
+        self.seen.number = max(self.seen.number, table.number)
         return LogRead(table.number, table)
 
     def remove_old(self, newest: LogRead, after: LogRead) -> None:
