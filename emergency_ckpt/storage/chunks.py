@@ -29,7 +29,7 @@ from emergency_ckpt.core.restore.storage_read import StoredArray, runs_of
 from emergency_ckpt.errors import CorruptData
 from emergency_ckpt.state.dtypes import dtype_named
 from emergency_ckpt.storage.calls import NOT_IN_TIME, result_by
-from emergency_ckpt.types import LeafSpec, ShardId
+from emergency_ckpt.types import ShardId
 from emergency_ckpt.work_progress import WorkProgress
 
 _MOST_NODES = 4096
@@ -74,25 +74,13 @@ class ChunkIndex:
             return None
         return None if entries is None else cls(item, entries)
 
-    def describe(self, path: str, name: str) -> tuple[LeafSpec, StoredArray] | None:
-        """Return the array ``name`` of the leaf ``path``; None when TensorStore must open it.
+    def form_of(self, name: str) -> ArrayForm | None:
+        """Return the metadata of the array ``name``; None when TensorStore must open the array.
 
         TensorStore must where the metadata are not in a node, or have a form not known here.
         """
         document = self._entries.get(f"{name}/{_METADATA}")
-        if not isinstance(document, bytes):
-            return None
-        form = _form_of(document)
-        if form is None:
-            return None
-        array = StoredArray(
-            name=name,
-            shape=form.shape,
-            chunk_shape=form.chunk_shape,
-            item_bytes=form.dtype.itemsize,
-            plain=form.is_plain,
-        )
-        return LeafSpec(path, form.dtype.name, form.shape), array
+        return _form_of(document) if isinstance(document, bytes) else None
 
     def parts_of(self, shard: ShardId, array: StoredArray) -> list[bytes | Stretch] | None:
         """Return the parts of a box in their order: the bytes of small chunks, else their places.
@@ -117,8 +105,8 @@ class ChunkIndex:
         return parts
 
 
-class _Form(NamedTuple):
-    """An array's metadata."""
+class ArrayForm(NamedTuple):
+    """An array's metadata. ``is_plain``: see ``StoredArray.plain``."""
 
     shape: tuple[int, ...]
     chunk_shape: tuple[int, ...]
@@ -127,7 +115,7 @@ class _Form(NamedTuple):
 
 
 @lru_cache(1024)  # thousands of arrays have few forms
-def _form_of(document: bytes) -> _Form | None:
+def _form_of(document: bytes) -> ArrayForm | None:
     """Return the decoded metadata; None where TensorStore must decode them."""
     try:
         metadata: dict[str, Any] = json.loads(document)
@@ -146,7 +134,7 @@ def _form_of(document: bytes) -> _Form | None:
         and metadata.get("order") == "C"
         and metadata.get("dimension_separator", ".") == "."
     )
-    return _Form(shape, chunks, dtype, is_plain)
+    return ArrayForm(shape, chunks, dtype, is_plain)
 
 
 def _entries_of(item: str, progress: WorkProgress) -> dict[str, bytes | Stretch] | None:

@@ -63,6 +63,19 @@ class StoredLeaf(NamedTuple):
     array: StoredArray
 
 
+def _stored_leaf(
+    path: str,
+    name: str,
+    shape: tuple[int, ...],
+    chunk_shape: tuple[int, ...],
+    dtype: np.dtype[Any],
+    **form: Any,
+) -> StoredLeaf:
+    """Return the description of a leaf; ``form``: the other fields of ``StoredArray``."""
+    array = StoredArray(name, shape, chunk_shape, dtype.itemsize, **form)
+    return StoredLeaf(LeafSpec(path, dtype.name, shape), array)
+
+
 def describe_item(item: epath.Path) -> dict[str, StoredLeaf]:
     """Return the arrays of an Orbax item by path, from its metadata alone. Not collective.
 
@@ -80,17 +93,12 @@ def describe_item(item: epath.Path) -> dict[str, StoredLeaf]:
         if getattr(value, "shape", None) is None or getattr(value, "dtype", None) is None:
             continue
         shape = tuple(int(size) for size in value.shape)
-        dtype = np.dtype(value.dtype)
         chunks = getattr(getattr(value, "storage", None), "chunk_shape", None)
-        array = StoredArray(
-            name=value.name,
-            shape=shape,
-            chunk_shape=shape if chunks is None else tuple(int(size) for size in chunks),
-            item_bytes=dtype.itemsize,
-            driver=driver,
-            ocdbt=ocdbt,
+        chunk_shape = shape if chunks is None else tuple(int(size) for size in chunks)
+        dtype = np.dtype(value.dtype)
+        leaves[path] = _stored_leaf(
+            path, value.name, shape, chunk_shape, dtype, driver=driver, ocdbt=ocdbt
         )
-        leaves[path] = StoredLeaf(LeafSpec(path, dtype.name, shape), array)
     return leaves
 
 
@@ -127,16 +135,8 @@ def open_by_name(
     leaves: dict[str, StoredLeaf] = {}
     for path, store in stores.items():
         shape, dtype = tuple(store.shape), store.dtype.numpy_dtype
-        chunks = tuple(store.chunk_layout.read_chunk.shape or shape)  # a scalar has none
-        array = StoredArray(
-            name=names[path],
-            shape=shape,
-            chunk_shape=chunks,
-            item_bytes=dtype.itemsize,
-            driver="zarr",
-            ocdbt=ocdbt,
-        )
-        leaves[path] = StoredLeaf(LeafSpec(path, dtype.name, shape), array)
+        chunk_shape = tuple(store.chunk_layout.read_chunk.shape or shape)  # a scalar has none
+        leaves[path] = _stored_leaf(path, names[path], shape, chunk_shape, dtype, ocdbt=ocdbt)
     return leaves
 
 
@@ -157,10 +157,12 @@ def _from_index(
         return None
     leaves: dict[str, StoredLeaf] = {}
     for path, name in names.items():
-        description = index.describe(path, name)
-        if description is None:
+        form = index.form_of(name)
+        if form is None:
             return None
-        leaves[path] = StoredLeaf(*description)
+        leaves[path] = _stored_leaf(
+            path, name, form.shape, form.chunk_shape, form.dtype, plain=form.is_plain
+        )
     return leaves
 
 

@@ -214,7 +214,7 @@ def test_bucket_has_no_files_to_read_from() -> None:
     ],
 )
 def test_metadata_that_are_none_are_left_to_tensorstore(document: bytes) -> None:
-    assert ChunkIndex("/item", {"w/.zarray": document}).describe("w", "w") is None
+    assert ChunkIndex("/item", {"w/.zarray": document}).form_of("w") is None
 
 
 def test_file_named_as_a_step_is_looked_at_once(

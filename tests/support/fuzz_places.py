@@ -176,7 +176,7 @@ PLACES: Mapping[str, Target] = {
         ],
     ),
     "array_metadata": Target(
-        lambda data: ChunkIndex("/item", {"w/.zarray": data}).describe("w", "w"),
+        lambda data: ChunkIndex("/item", {"w/.zarray": data}).form_of("w"),
         [
             b'{"zarr_format":2,"shape":[8],"chunks":[4],"dtype":"<f4","compressor":null}',
             b'{"zarr_format":2,"shape":[8],"chunks":[4],"dtype":",f4","compressor":null}',
