@@ -307,11 +307,9 @@ class StorageDirectory:
         """
         path = self.path / below
         try:
-            if self.is_object_store:
-                self._client().pipe_file(str(path), data, mode="create")
-            else:
+            if not self.is_object_store:
                 path.parent.mkdir(exist_ok=True)
-                _link_new(path, data, is_durable=False)
+            self._create(path, data, is_durable=False)
         except FileExistsError as error:
             self.forget_listings()
             if not _has(path, data):
@@ -326,16 +324,19 @@ class StorageDirectory:
 
         def put() -> bool:
             try:
-                if self.is_object_store:
-                    # With the precondition that the object does not exist.
-                    self._client().pipe_file(str(path), data, mode="create")
-                else:
-                    _link_new(path, data)
+                self._create(path, data, is_durable=True)
             except FileExistsError:
                 return False
             return True
 
         return self.do("write", f"/{below}", put, deadline_s)
+
+    def _create(self, path: epath.Path, data: bytes, *, is_durable: bool) -> None:
+        if self.is_object_store:
+            # With the precondition that the object does not exist.
+            self._client().pipe_file(str(path), data, mode="create")
+        else:
+            _link_new(path, data, is_durable=is_durable)
 
     def lexists(self, below: str) -> bool:
         """Return whether a file system has the name ``below``, even as a dangling link."""
@@ -467,7 +468,7 @@ def _temporary(path: epath.Path) -> epath.Path:
     return path.with_name(f"{secrets.token_hex(8)}.{path.name}.tmp")
 
 
-def _link_new(path: epath.Path, data: bytes, *, is_durable: bool = True) -> None:
+def _link_new(path: epath.Path, data: bytes, *, is_durable: bool) -> None:
     """Create a file atomically at ``path``; FileExistsError when it exists.
 
     ``is_durable``: the file survives a loss of power from then on.

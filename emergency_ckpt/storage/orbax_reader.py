@@ -367,15 +367,12 @@ class BoxReader:
         stores = _opened(sorted(leaves), start, self._item, self._progress)
         for leaf, store in stores.items():
             array = self._arrays[leaf]
+            expected = (array.shape, array.item_bytes)
             actual = (tuple(store.shape), store.dtype.numpy_dtype.itemsize)
-            if actual != (array.shape, array.item_bytes):
-                raise CorruptData(
-                    "open",
-                    f"{self._item}, array {array.name!r}",
-                    "it differs from the metadata (shape, bytes of an element)",
-                    expected=(array.shape, array.item_bytes),
-                    actual=actual,
-                )
+            if actual != expected:
+                target = f"{self._item}, array {array.name!r}"
+                problem = "it differs from the metadata (shape, bytes of an element)"
+                raise CorruptData("open", target, problem, expected=expected, actual=actual)
         return stores
 
     def _item_of(self, array: StoredArray) -> str:

@@ -53,23 +53,16 @@ def _write_and_read(storage: StorageDirectory, below: str, data: bytes, deadline
     storage.do("write", f"/{below}", lambda: storage.put_new(below, data), deadline_s)
     read_back = storage.bytes_of(below, deadline_s)
     if read_back != data:
-        raise PersistentTierError(
-            "read",
-            f"{storage.path}/{below}",
-            "the bytes differ from those just written",
-            expected=data,
-            actual=read_back and read_back[: 2 * len(data)],
-        )
+        target, problem = f"{storage.path}/{below}", "the bytes differ from those just written"
+        actual = read_back and read_back[: 2 * len(data)]
+        raise PersistentTierError("read", target, problem, expected=data, actual=actual)
 
 
 def _check_conditions(storage: StorageDirectory, below: str, deadline_s: float) -> None:
     if storage.put_first(below, b"another writer", deadline_s):
-        raise PersistentTierError(
-            "write",
-            f"{storage.path}/{below}",
-            "it was created although it existed: two runs could not be kept apart",
-            hint="use storage that honours preconditions, or a file system with hard links",
-        )
+        problem = "it was created although it existed: two runs could not be kept apart"
+        hint = "use storage that honours preconditions, or a file system with hard links"
+        raise PersistentTierError("write", f"{storage.path}/{below}", problem, hint=hint)
 
 
 def _remove(storage: StorageDirectory, name: str, deadline_s: float) -> None:

@@ -76,9 +76,8 @@ def check_storable(tree: StateTree) -> None:
     joins the keys of each path with dots.
     """
     if not tree.leaves and not tree.unflatten({}):
-        raise InvalidState(
-            "save", "the state", "it is empty: the persistent tier has no such steps"
-        )
+        problem = "it is empty: the persistent tier has no such steps"
+        raise InvalidState("save", "the state", problem)
     _check_names(tree)
     for leaf in tree.leaves:
         if leaf.spec.dtype in STORED_AS_UINT8:
@@ -86,12 +85,9 @@ def check_storable(tree: StateTree) -> None:
         try:
             tensorstore.dtype(leaf.spec.dtype)
         except ValueError as error:
-            raise InvalidState(
-                "save",
-                f"leaf {leaf.spec.path!r}",
-                f"the persistent tier cannot store dtype {leaf.spec.dtype}",
-                hint="store it as another dtype, or use the local tier only",
-            ) from error
+            problem = f"the persistent tier cannot store dtype {leaf.spec.dtype}"
+            hint = "store it as another dtype, or use the local tier only"
+            raise InvalidState("save", f"leaf {leaf.spec.path!r}", problem, hint=hint) from error
 
 
 def _check_names(tree: StateTree) -> None:
@@ -107,9 +103,6 @@ def _check_names(tree: StateTree) -> None:
         place = name if name.endswith("/") else f"{name}/"
         other = taken.setdefault(place, path)
         if other != path:
-            raise InvalidState(
-                "save",
-                f"leaves {other!r} and {path!r}",
-                f"the persistent tier would store both as {name!r}, one over the other",
-                hint="rename a key, or use the local tier only",
-            )
+            problem = f"the persistent tier would store both as {name!r}, one over the other"
+            hint = "rename a key, or use the local tier only"
+            raise InvalidState("save", f"leaves {other!r} and {path!r}", problem, hint=hint)

@@ -111,12 +111,9 @@ class StepObjects:
             result_of(self._store.write(name, None, if_equal=generation))
 
     def _lost(self, name: str) -> PersistentTierError:
-        return PersistentTierError(
-            "save",
-            f"{self._folder}/{name}",
-            "it was written or removed by another process meanwhile",
-            hint="only one job may save in a directory; the next save tries again",
-        )
+        problem = "it was written or removed by another process meanwhile"
+        hint = "only one job may save in a directory; the next save tries again"
+        return PersistentTierError("save", f"{self._folder}/{name}", problem, hint=hint)
 
 
 def _generation_of_nothing() -> bytes:
