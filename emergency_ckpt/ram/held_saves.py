@@ -34,7 +34,7 @@ from emergency_ckpt.types import Contents, SaveId, ShardEntry
 
 
 class HeldSaves:
-    """What is in this process's directory and in adopted orphans. Thread-safe.
+    """The saves and host states in a process's directory and in adopted ones. Thread-safe.
 
     ``_lock`` guards the tables and is never held during a long operation.
     """

@@ -189,8 +189,9 @@ class HostStateStore:
     def _remove(self, keys: list[Key]) -> None:
         for key in keys:
             del self._held[key]
+            save, owner, count = key
             with contextlib.suppress(FileNotFoundError):
-                self._remove_file(_name_of(key))
+                self._remove_file(f"{save_directory(save)}/{document_name(owner, count)}")
         for save in {key[0] for key in keys} - {key[0] for key in self._held}:
             with contextlib.suppress(OSError):  # another file is in it
                 os.rmdir(save_directory(save), dir_fd=self._dir_fd)
@@ -208,8 +209,3 @@ class HostStateStore:
             empty = not os.listdir(save_fd)
         if empty:
             os.rmdir(save_name, dir_fd=self._dir_fd)
-
-
-def _name_of(key: Key) -> str:
-    save, owner, count = key
-    return f"{save_directory(save)}/{document_name(owner, count)}"

@@ -227,21 +227,17 @@ def _check_identity(document: _Document) -> None:
         )
 
 
-def _is_stateful(value: object) -> bool:
-    return as_stateful(value) is not None
-
-
 def _holds_stateful(value: object) -> bool:
     if isinstance(value, dict):
         return any(_holds_stateful(item) for item in cast(dict[Any, Any], value).values())
     if isinstance(value, (list, tuple)):
         return any(_holds_stateful(item) for item in cast(list[Any], value))
-    return _is_stateful(value)
+    return as_stateful(value) is not None
 
 
 def _check_structure(target: object, payload: Payload, path: str) -> None:
     has_state = codec.tag_of(payload) == codec.STATE
-    if _is_stateful(target) != has_state:
+    if (as_stateful(target) is not None) != has_state:
         raise HostStateError(
             "restore",
             path,
@@ -328,5 +324,5 @@ def payload_for(target: object, value: object, path: str = "host_state") -> Payl
                 payload_for(old, new, f"{path}[{place}]")
                 for place, (old, new) in enumerate(zip(targets, values, strict=True))
             ]
-            return codec.sequence_payload(type(values), items)
+            return {codec.TUPLE: items} if type(values) is tuple else items
     return codec.to_payload(value, path)

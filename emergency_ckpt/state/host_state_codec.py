@@ -65,15 +65,6 @@ class TfIterator:
             self._checkpoint.read(str(prefix)).assert_existing_objects_matched()
 
 
-def tf_iterator(value: object) -> TfIterator | None:
-    """Return an iterator of TensorFlow as an object with a state, None for any other value."""
-    tensorflow: Any = sys.modules.get("tensorflow")
-    data = getattr(tensorflow, "data", None)  # None also while it is being imported
-    if data is None or not isinstance(value, (data.Iterator, data.NumpyIterator)):
-        return None
-    return TfIterator(tensorflow, value)
-
-
 _MIN_JSON_INT, _MAX_JSON_INT = -(1 << 63), (1 << 63) - 1
 _PLAIN = frozenset({type(None), bool, int, float, str})
 _STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
@@ -114,7 +105,11 @@ def as_stateful(value: object) -> Stateful | None:
     """Return the object with the state of ``value``, usually itself; None without a state."""
     if isinstance(value, Stateful):
         return None if isinstance(value, type) else value
-    return tf_iterator(value)
+    tensorflow: Any = sys.modules.get("tensorflow")
+    data = getattr(tensorflow, "data", None)  # None also while it is being imported
+    if data is None or not isinstance(value, (data.Iterator, data.NumpyIterator)):
+        return None
+    return TfIterator(tensorflow, value)
 
 
 def to_payload(value: object, path: str = "host_state", depth: int = 0) -> Payload:
@@ -135,7 +130,11 @@ def to_payload(value: object, path: str = "host_state", depth: int = 0) -> Paylo
         return {ARRAY: _encode_array(value, path)}
     stateful = as_stateful(value)
     if stateful is not None:
-        return {STATE: to_payload(_get_state(stateful, path), f"{path}.get_state()", depth + 1)}
+        try:
+            state = stateful.get_state()
+        except Exception as error:
+            raise HostStateError("capture", path, f"get_state failed: {error}") from error
+        return {STATE: to_payload(state, f"{path}.get_state()", depth + 1)}
     name = f"{type(value).__module__}.{type(value).__qualname__}"
     raise HostStateError("capture", path, f"cannot store a value of type {name}", hint=_HINT)
 
@@ -241,11 +240,6 @@ def _too_many_equal_hashes(keys: Iterable[object]) -> bool:
     return max(Counter(map(hash, keys)).values(), default=0) > MAX_EQUAL_HASHES
 
 
-def sequence_payload(kind: type, items: Iterable[Payload]) -> Payload:
-    """Return the payload of a list or tuple, from those of its items."""
-    return {TUPLE: list(items)} if kind is tuple else list(items)
-
-
 def holds_state(payload: Payload) -> bool:
     """Return whether the payload has the state of an object anywhere."""
     if tag_of(payload) == STATE:
@@ -253,13 +247,6 @@ def holds_state(payload: Payload) -> bool:
     items = [item for _, item in dict_items(payload) or ()]
     sequence = sequence_items(payload)
     return any(map(holds_state, items + (sequence[1] if sequence else [])))
-
-
-def _get_state(value: Stateful, path: str) -> object:
-    try:
-        return value.get_state()
-    except Exception as error:
-        raise HostStateError("capture", path, f"get_state failed: {error}") from error
 
 
 def _looks_like_tag(key: object) -> bool:
@@ -392,10 +379,6 @@ def _decode_array(value: object, depth: int) -> Any:
     return array
 
 
-def _decode_state(value: object, depth: int) -> Any:
-    return from_payload(value, depth)
-
-
 def _corrupt(problem: str) -> CorruptData:
     return CorruptData("decode", "host state", problem)
 
@@ -415,5 +398,5 @@ _DECODERS: dict[str, Callable[[object, int], Any]] = {
     INT: _decode_int,
     DICT: _decode_dict,
     ARRAY: _decode_array,
-    STATE: _decode_state,
+    STATE: from_payload,
 }

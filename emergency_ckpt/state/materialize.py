@@ -164,13 +164,16 @@ class _Placing:
         for path in paths:
             del self._missing[path]
             leaf = self._leaves[path]
+            assert leaf.sharding is not None, "host values are not placed"
             views: dict[Box, npt.NDArray[Any]] = {}
             for device, box in boxes_by_device(leaf).items():
                 if _is_mine(device):
                     if box not in views:
                         views[box] = _typed(leaf, ShardId(path, box), self._bytes_of)
-                    is_open = _is_uncommitted(self._like[leaf.position])
-                    target = None if is_open else _sharding_on(leaf, device)
+                    target: jax.sharding.Sharding | None = None
+                    if not _is_uncommitted(self._like[leaf.position]):
+                        kind = leaf.sharding.memory_kind
+                        target = jax.sharding.SingleDeviceSharding(device, memory_kind=kind)
                     places.append(_Place(path, target, views[box]))
         arrays: Sequence[jax.Array] = ()
         if places:
@@ -204,12 +207,6 @@ class _Place(NamedTuple):
     path: str
     target: jax.sharding.Sharding | None
     view: npt.NDArray[Any]
-
-
-def _sharding_on(leaf: Leaf, device: Any) -> jax.sharding.Sharding:
-    """Return the placement on ``device`` alone, in the memory where the leaf is."""
-    assert leaf.sharding is not None, "host values are not placed"
-    return jax.sharding.SingleDeviceSharding(device, memory_kind=leaf.sharding.memory_kind)
 
 
 def _is_uncommitted(like: object) -> bool:

@@ -335,19 +335,17 @@ class SnapshotRecipe:
                 views.append((position, np.asarray(_data(take, stored))))
                 continue
             assert take.device is not None
-            sources.append(
-                DeviceShard(
-                    position,
-                    _data(take, stored) if copy is None else copy,
-                    take.nbytes,
-                    take.otherwise if take.is_shared else take.way,
-                    take.otherwise,
-                    waited_for=copy is None,
-                    release=_nothing
-                    if copy is None
-                    else partial(self._copies.give_back, take.device.id, take.nbytes),
-                )
+            source = DeviceShard(
+                position,
+                _data(take, stored) if copy is None else copy,
+                take.nbytes,
+                take.otherwise if take.is_shared else take.way,
+                take.otherwise,
+                waited_for=copy is None,
             )
+            if copy is not None:
+                source.release = partial(self._copies.give_back, take.device.id, take.nbytes)
+            sources.append(source)
         # If another snapshot uses the budget, nothing is copied and training waits for all.
         sources.sort(key=lambda source: not source.waited_for)
         return Snapshot(views, sources, self._bound_bytes, dma=self._link.dma, ready_s=ready_s)
@@ -396,10 +394,6 @@ class SnapshotRecipe:
             for device, positions in of_device.items()
             for position, copy in zip(positions, made[device], strict=True)
         }
-
-
-def _nothing() -> None:
-    pass
 
 
 def _data(take: _Take, stored: Sequence[Any]) -> jax.Array:

@@ -109,7 +109,7 @@ class DeviceShard:
     way: Way
     otherwise: Way
     waited_for: bool
-    release: Callable[[], None]
+    release: Callable[[], None] = lambda: None
     begun_bytes: int = dataclasses.field(default=0, init=False)
     chosen: Way | None = dataclasses.field(default=None, init=False)
 
