@@ -180,9 +180,9 @@ def begin_transfers(arrays: Sequence[jax.Array], ways: Sequence[Way]) -> list[ja
     """Begin JAX's own transfers to the host; return arrays for ``np.asarray`` to wait for.
 
     ``arrays``: on one device each. ``ways``: "pinned_host" or "pageable" for each. Does not block.
-    JAX keeps the copy that a pageable transfer makes for as long as the array that was asked for
-    that copy. So the result is another array of the same device memory: with its end, and
-    ``release_host_copies``, the copy on the host is free, however long the array given lives.
+    JAX keeps the copy of a pageable transfer for as long as the array that was asked for it. So the
+    result is another array of the same device memory: the copy on the host is free after the end of
+    the result and ``release_host_copies``, however long the given array lives.
     """
     begun = list(arrays)
     with jax.transfer_guard("allow"):
@@ -247,8 +247,7 @@ def _private_copies(views: Sequence[npt.NDArray[Any]]) -> list[npt.NDArray[Any]]
     """Return copies that JAX may take for the arrays' own memory: nobody else has them.
 
     ``may_alias=False`` does not help: jax 0.10 takes numpy's memory on CPU all the same. Several
-    threads copy, since new memory costs more than its bytes: the system makes its pages
-    meanwhile.
+    threads copy, since the system makes the pages of new memory meanwhile.
     """
     copies: list[npt.NDArray[Any]] = []
     pieces: list[tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]] = []

@@ -1,8 +1,4 @@
-"""Host to device: a restored state from host bytes.
-
-The link sends the bytes from where they are to accelerators. Nothing that comes back keeps them: on
-CPU, and for a target in host memory, the link copies.
-"""
+"""Host to device: a restored state from host bytes, which no restored array refers to."""
 
 from __future__ import annotations
 
@@ -55,12 +51,11 @@ def materialize(
 
     Args:
       like: gives the type of host leaves, and the layout of arrays on their devices. An array that
-        JAX may move, since it is committed to no device, comes back as such a one.
+        is committed to no device comes back uncommitted.
       bytes_of: returns uint8 arrays [nbytes]; called once for each shard of a device, by this
         thread.
-      arrivals: shards available from ``bytes_of``, as they come; a leaf's transfer begins with its
-        last shard, and in one call with those of all leaves whose last shards came with it. The
-        others must be available when these are over, and are transferred then.
+      arrivals: shards available from ``bytes_of``, as they come. The transfer of a leaf begins with
+        its last shard. All other shards must be available when the arrivals are over.
       stored_dtype: returns the stored dtype of the Python number with this path; called when the
         arrivals are over. None: that of ``tree``.
       write: ``write`` of the link to the devices; None: of the link of this process.

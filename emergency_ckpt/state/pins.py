@@ -14,9 +14,9 @@ from emergency_ckpt._native import Mapping
 class Pins:
     """The pins of some memory that have not ended.
 
-    A client of storage that was given up may still read. Its last view may end in any thread, in a
-    garbage collection while that thread holds a lock, and at interpreter exit. So the end of a pin
-    only appends to a deque, which takes no lock, and ``count`` subtracts.
+    A client of storage that was given up may still read. The last view of it may end in any thread,
+    in a garbage collection while that thread holds a lock, and at interpreter exit. So the end of a
+    pin only appends to a deque, which takes no lock, and ``count`` subtracts.
     """
 
     def __init__(self) -> None:

@@ -77,9 +77,9 @@ def _stats_of_devices() -> list[tuple[str, Mapping[str, int]]]:
 class DeviceCopies:
     """Makes copies and counts their bytes on each device. Thread-safe.
 
-    Sizes are those of the values; a device may pad them. Where no limit was set, it follows from
-    what the devices have free (``core.save.snapshot_plan``): it is 0 until a whole interval between
-    saves has shown what training needs, and is only ever lowered after that.
+    Sizes are those of the values; a device may pad them. A limit that was not set follows from what
+    the devices have free (``core.save.snapshot_plan``). The limit is 0 until a whole interval
+    between saves has shown what training needs, and is only ever lowered after that.
     """
 
     def __init__(
@@ -254,11 +254,10 @@ class SnapshotRecipe:
         )
 
     def take(self, flat: Sequence[Any]) -> Snapshot:
-        """Return the snapshot of the wanted shards.
+        """Return the snapshot of the wanted shards. Blocks only on CPU, until they are computed.
 
-        Does not block, but on CPU until the arrays are computed.
-        Once its ``wait_captured`` is true the state may be donated. On CPU the views share the
-        arrays' buffers, which then live on.
+        Once ``wait_captured`` of the snapshot is true the state may be donated. On CPU the views
+        share the arrays' buffers, which then live on.
         """
         check_values(self._unused, flat, "save")
         try:
@@ -271,8 +270,8 @@ class SnapshotRecipe:
     def prepare(self) -> None:
         """Make what a save needs once: compile the program that copies, and fill JAX's pool.
 
-        In a background thread before the first save, and after each that changed the limit: until
-        then a save does without. Blocks.
+        Called in a background thread before the first save, and after each save that changed the
+        limit. A save before that does without copies. Blocks.
         """
         arrangement = self._prepared
         if arrangement.limit_bytes != self._copies.limit_bytes:
@@ -297,7 +296,7 @@ class SnapshotRecipe:
                 jax.block_until_ready(jax.device_put(np.zeros(nbytes, np.uint8), there))
 
     def _arrange_now(self) -> _Arrangement:
-        """Return what this save does: no copies while a limit was lowered since the last plan."""
+        """Return what this save does: no copies if the limit was lowered since the last plan."""
         arrangement = self._prepared
         if arrangement.limit_bytes > self._copies.limit_bytes:
             arrangement = self._without_copies
@@ -351,9 +350,9 @@ class SnapshotRecipe:
         return Snapshot(views, sources, self._bound_bytes, dma=self._link.dma, ready_s=ready_s)
 
     def _hold(self, stored: Sequence[Any]) -> tuple[list[Memory], float]:
-        """Return the memory of the shards that views replace, and the seconds of a wait.
+        """Return the memory of the shards that views replace, which outlives their arrays.
 
-        The memory outlives the arrays of the shards. The wait is until these arrays were computed.
+        And the seconds of the wait until these arrays were computed.
         """
         ready_s = 0.0
         shared_takes = [self._takes[i] for i in self._arrangement.shared]
@@ -418,8 +417,8 @@ _Way = Callable[[_Take, Sequence[Any]], Memory]
 def _way_to(take: _Take, stored: Sequence[Any]) -> _Way | None:
     """Return how to get a shard's memory; None: it is the buffer of the leaf itself.
 
-    The leaf itself has a buffer where this process has the whole of it on one device. Types that
-    the buffer protocol does not know have none.
+    A leaf has a buffer if this process has all of it on one device, and its type is known to the
+    buffer protocol.
     """
     for way, memory in ((None, stored[take.leaf.position]), (_buffer, _data(take, stored))):
         try:

@@ -50,9 +50,7 @@ _BETWEEN_INSPECTIONS_S = 0.25
 
 
 def wait_until_ready(arrays: Iterable[Any], inspect: Inspect) -> float:
-    """Wait until all ``arrays`` have been computed, or have failed: who reads them is told.
-
-    Returns the seconds that it took.
+    """Wait until all ``arrays`` have been computed, or have failed; return the seconds of the wait.
 
     JAX's own wait cannot be ended: where a process has died, the arrays of the others are never
     ready. ``inspect`` is called after a second, and from then on; its error ends the wait.
@@ -70,13 +68,13 @@ def wait_until_ready(arrays: Iterable[Any], inspect: Inspect) -> float:
 
 
 def is_over(array: Any) -> bool:
-    """Return whether the computation of ``array`` has ended: who reads it does not wait."""
-    # Of a deleted array ``is_ready`` may end the process; who reads it gets an error.
+    """Return whether the computation of ``array`` has ended: a read does not wait for it."""
+    # ``is_ready`` of a deleted array may end the process; a read of such an array is an error.
     return array.is_deleted() or array.is_ready()
 
 
 def inspect_nothing() -> None:
-    """Look at nothing: the wait has no other end than its arrays."""
+    """Never end a wait."""
 
 
 Memory = memoryview | npt.NDArray[Any]
@@ -96,11 +94,11 @@ class DeviceShard:
 
     Attributes:
       array: on one device.
-      nbytes: of its values as they are stored, which are those of the array but for packed types.
-      way: the best one. "direct" needs memory that is mapped; ``otherwise`` is taken without.
-      waited_for: the training thread waits for its end; otherwise ``array`` is a copy.
+      nbytes: of the values as they are stored: more than the array's for packed types.
+      way: the best way. "direct" needs mapped memory; ``otherwise`` is taken without such memory.
+      waited_for: the training thread waits for the transfer; otherwise ``array`` is a copy.
       release: called once when ``array`` is no longer needed.
-      begun_bytes, chosen: how far the snapshot is with it, and by which way.
+      begun_bytes, chosen: the bytes whose transfer has begun, and the way that was taken.
     """
 
     position: int
@@ -263,11 +261,11 @@ class Snapshot:
             self._note_progress()
 
     def wait_captured(self, timeout_s: float, inspect: Inspect = inspect_nothing) -> bool:
-        """Wait until the state may be donated; return False after ``timeout_s``.
+        """Wait until the state may be donated; return False after ``timeout_s`` for the reader.
 
-        The deadline bounds the wait for the reader. Transfers in progress have none, because a
-        device that does not answer also stops the next step; an error of ``inspect`` ends the wait.
-        ``ready_s`` grows by the time until the devices have computed what is transferred.
+        Transfers in progress have no deadline, because a device that does not answer also stops the
+        next step; an error of ``inspect`` ends the wait. ``ready_s`` grows by the time until the
+        devices have computed what is transferred.
         """
         self.ready_s += wait_until_ready(self._computed, inspect)
         self._computed = []
@@ -289,14 +287,10 @@ class Snapshot:
     # Called by the reader.
 
     def read_into(self, target: LandingPlace) -> Iterator[list[Landed]]:
-        """Bring all shards into ``target``; yield those that are there, with their CRC32C.
+        """Bring all shards into ``target``; yield lists of those that have arrived. Blocks.
 
-        The shards come in lists, as they arrive. Blocks for transfers; each piece is let go before
-        more pieces are started.
-
-        Raises:
-          SaveFailed: a transfer failed, in either thread, and the device's name; or the snapshot
-            was closed before all was read.
+        SaveFailed: a transfer failed, in either thread, with the device's name; or the snapshot was
+        closed before all was read.
         """
         mapped = target.mapped
         with contextlib.ExitStack() as stack:
@@ -313,7 +307,7 @@ class Snapshot:
     def close(self) -> None:
         """Release all unread shards; further reads raise an error. Idempotent.
 
-        Waits for direct reads in progress: the next step may write to what they read.
+        Waits for direct reads in progress, since the next step may write to their sources.
         """
         with self._lock:
             self._closed = self._closed or bool(self._views or self._waiting or self._started)
@@ -331,7 +325,7 @@ class Snapshot:
         _wait_for_direct(flights)
 
     def _end_direct(self) -> None:
-        """At the end of reading, in whatever way: nothing is written to the target any more."""
+        """Wait until nothing is written to the target any more, also after an error."""
         with self._lock:
             flights = [flight for flight in self._started if flight.way == "direct"]
         _wait_for_direct(flights)
@@ -491,7 +485,7 @@ class Snapshot:
             raise failure from error
 
     def _way_of(self, source: DeviceShard) -> Way | None:
-        """Return the way of all of its pieces; None for a direct read whose target is not known."""
+        """Return the way of all pieces; None for a direct read whose target is not known yet."""
         if source.chosen is None:
             if source.way != "direct":
                 source.chosen = source.otherwise
@@ -585,8 +579,8 @@ def _part_bytes(source: DeviceShard, way: Way, bound_bytes: int) -> int:
 def _rows(source: DeviceShard, bound_bytes: int) -> tuple[int, int, int]:
     """Return (rows of a piece, leading dimensions that make up the rows, bytes of a row).
 
-    One piece has all, without dimensions, where the bound allows it, or where the array is no
-    device's own memory, on which no program runs.
+    One piece has all where the bound allows it, and for an array that is not in a device's own
+    memory, because no program can cut that.
     """
     array = source.array
     if source.nbytes <= bound_bytes:

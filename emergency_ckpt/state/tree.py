@@ -282,12 +282,10 @@ def box_at(indices: Sequence[slice], shape: Sequence[int]) -> Box:
 
 
 class BoxTable:
-    """The boxes of each leaf that each process holds.
+    """The boxes of each leaf that each process holds. Leaves of one sharding and shape share them.
 
     Host values, and arrays on the devices of one process only, count as held in full by every
     process, because each process has its own equal copy of them.
-
-    Leaves with one sharding and shape share one entry, so that a large job costs little.
     """
 
     def __init__(self, tree: StateTree, process_count: int) -> None:
@@ -344,7 +342,4 @@ class BoxTable:
         for process, boxes in sorted(self._by_kind[key].items()):
             for box in boxes:
                 processes_of.setdefault(box, []).append(process)
-        shared: dict[tuple[int, ...], tuple[int, ...]] = {}
-        return {
-            box: shared.setdefault(t, t) for box, ps in processes_of.items() for t in (tuple(ps),)
-        }
+        return {box: tuple(processes) for box, processes in processes_of.items()}
