@@ -284,8 +284,7 @@ class ProcessDirectory:
         """
         lost = [slot for slot in self.slots if not (slot.in_use or slot.is_in_place())]
         for slot in lost:
-            place = f"slot {slot.number} in {self.claim.path}"
-            logging.warning("%s was removed or cut: %s", place, slot.file_facts())
+            logging.warning("slot %d in %s was removed or cut", slot.number, self.claim.path)
         return self.take_out(lost)
 
     def close(self) -> None:

@@ -98,32 +98,26 @@ class Slot:
         Another program may have removed or cut it; a write to the mapping could then be a SIGBUS.
         """
         status = self._status()
-        if status is None or (status.st_dev, status.st_ino) != self._file:
+        if status is None:
             return False
         return min(status.st_size, status.st_blocks * 512) >= self.size_bytes
 
     def is_cut(self) -> bool:
-        """Return True when the file was made shorter: a read of the mapping could be a SIGBUS."""
-        status = self._status()
-        if status is None or (status.st_dev, status.st_ino) != self._file:
-            return False  # removed: mapped memory stays valid
-        return status.st_size < self.size_bytes
+        """Return True when the file was made shorter: a read of the mapping could be a SIGBUS.
 
-    def file_facts(self) -> str:
-        """Return what is at the name of the file, and what should be, for a log."""
+        The memory of a file that was removed stays valid.
+        """
         status = self._status()
-        if status is None:
-            return "no file"
-        other = "" if (status.st_dev, status.st_ino) == self._file else "another file, "
-        there = f"{other}{status.st_size} bytes in {status.st_blocks} blocks"
-        return f"{there}, and {self.size_bytes} bytes are mapped"
+        return status is not None and status.st_size < self.size_bytes
 
     def _status(self) -> os.stat_result | None:
+        """Return the status of the file; None when it is not at its name."""
         try:
             name = file_name(self.number)
-            return os.stat(name, dir_fd=self.claim.dir_fd, follow_symlinks=False)
+            status = os.stat(name, dir_fd=self.claim.dir_fd, follow_symlinks=False)
         except OSError:
             return None
+        return status if (status.st_dev, status.st_ino) == self._file else None
 
     @property
     def size_bytes(self) -> int:
