@@ -42,11 +42,11 @@ class SlotState:
 
 @dataclasses.dataclass(frozen=True)
 class SlotChoice:
-    """The decision: write to slot ``number``, or make a slot, or (neither) no slot is available."""
+    """The decision: write to slot ``number``, or make a slot, or neither, with the ``reason``."""
 
     number: int | None
-    make_one: bool
-    reason: str
+    make_one: bool = False
+    reason: str = ""
 
 
 def choose_slot(
@@ -69,17 +69,15 @@ def choose_slot(
     number = least_needed(slots, protected)
     chosen = next((slot for slot in slots if slot.number == number), None)
     if chosen is not None and (chosen.save is None or len(slots) >= needed):
-        content = "holds nothing" if chosen.save is None else f"holds old step {chosen.save.step}"
-        return SlotChoice(chosen.number, False, f"slot {chosen.number} {content}")
-    blocked = "; ".join(_why_kept(slot) for slot in slots)
+        return SlotChoice(chosen.number)
     usual = needed if at_rest is None else at_rest
     most = slots_allowed(slots, protected, usual)
     if allow_extra:
         # A job that saved to storage left one slot more than this start has been asked for yet.
         most = max(most + 1, usual + _EXTRA_SLOTS_OF_A_RESTORE)
     if len(slots) < most:
-        return SlotChoice(None, True, f"another slot is needed: {blocked or 'there is none'}")
-    return SlotChoice(None, False, blocked)
+        return SlotChoice(None, make_one=True)
+    return SlotChoice(None, reason="; ".join(_why_kept(slot) for slot in slots))
 
 
 def least_needed(slots: Iterable[SlotState], protected: Collection[SaveId]) -> int | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from typing import Any, Self
 
 import numpy as np
@@ -65,14 +65,9 @@ class MappedSink:
             self._changed.wait_for(lambda: self._writes == 0)
 
 
-@contextlib.contextmanager
-def writes_to(mapping: _native.Mapping) -> Generator[MappedSink]:
+def writes_to(mapping: _native.Mapping) -> contextlib.closing[MappedSink]:
     """Give mapped memory to threads that write to it; they are refused once the context ends."""
-    sink = MappedSink(mapping)
-    try:
-        yield sink
-    finally:
-        sink.close()
+    return contextlib.closing(MappedSink(mapping))
 
 
 class SlotWriter:
