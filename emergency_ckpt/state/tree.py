@@ -113,9 +113,7 @@ def describe(state: PyTree, operation: str) -> StateTree:
     for position, (key_path, value) in enumerate(flat):
         path = path_of(key_path)
         if path in leaves:
-            raise InvalidState(
-                operation, f"leaf {path!r}", "two leaves have this path", hint="rename a key"
-            )
+            raise _invalid(operation, path, "two leaves have this path", "rename a key")
         if len(path) > MAX_PATH_CHARS or not _is_unicode(path):
             raise InvalidState(
                 operation,
@@ -139,19 +137,16 @@ def check_values(tree: StateTree, flat: Sequence[Any], operation: str) -> None:
             continue
         value = flat[leaf.position]
         if not isinstance(value, jax.Array):
-            raise InvalidState(
-                operation,
-                f"leaf {leaf.spec.path!r}",
-                f"a {type(value).__name__} has no values",
-                hint="give the arrays themselves",
-            )
+            problem = f"a {type(value).__name__} has no values"
+            raise _invalid(operation, leaf.spec.path, problem, "give the arrays themselves")
         if value.is_deleted():
-            raise InvalidState(
-                operation,
-                f"leaf {leaf.spec.path!r}",
-                "its array is deleted: it was donated to a step already",
-                hint="give the state that the step returned",
-            )
+            problem = "its array is deleted: it was donated to a step already"
+            hint = "give the state that the step returned"
+            raise _invalid(operation, leaf.spec.path, problem, hint)
+
+
+def _invalid(operation: str, path: str, problem: str, hint: str) -> InvalidState:
+    return InvalidState(operation, f"leaf {path!r}", problem, hint=hint)
 
 
 def is_python_number(value: object) -> bool:
@@ -174,23 +169,17 @@ def _describe_leaf(value: Any, path: str, position: int, operation: str) -> Leaf
         return Leaf(spec, LeafKind.SCALAR, None, position, _NUMBERS[kind])
     if isinstance(value, np.ndarray | np.generic):
         if isinstance(value, np.ndarray) and type(value) not in (np.ndarray, np.memmap):
-            raise InvalidState(
-                operation,
-                f"leaf {path!r}",
-                f"a {type(value).__name__} would come back as a plain array",
-                hint="give numpy.asarray of it, and of a masked array its data and its mask",
-            )
+            problem = f"a {type(value).__name__} would come back as a plain array"
+            hint = "give numpy.asarray of it, and of a masked array its data and its mask"
+            raise _invalid(operation, path, problem, hint)
         spec = LeafSpec(path, value.dtype.name, tuple(value.shape))
         return Leaf(spec, LeafKind.NUMPY, None, position)
     if not (hasattr(value, "shape") and hasattr(value, "dtype")):
-        raise InvalidState(
-            operation,
-            f"leaf {path!r}",
-            f"type {type(value).__name__} cannot be checkpointed",
-            hint="save its arrays only, as eqx.filter(model, eqx.is_array) gives them"
-            if callable(value)
-            else "put iterators and other Python state into host_state",
-        )
+        hint = "put iterators and other Python state into host_state"
+        if callable(value):
+            hint = "save its arrays only, as eqx.filter(model, eqx.is_array) gives them"
+        problem = f"type {type(value).__name__} cannot be checkpointed"
+        raise _invalid(operation, path, problem, hint)
     shape = tuple(int(dim) for dim in value.shape)
     sharding = _sharding_of(value, path, operation)
     if is_key_type(value.dtype):
@@ -208,33 +197,24 @@ def _sharding_of(value: Any, path: str, operation: str) -> jax.sharding.Sharding
     if isinstance(sharding, jax.sharding.Sharding):
         owners = {device.process_index for device in sharding.device_set}
         if len(owners) == 1 and jax.process_index() not in owners:
-            raise InvalidState(
-                operation,
-                f"leaf {path!r}",
-                f"it is on devices of process {owners.pop()} alone",
-                hint="divide it over devices of several processes, or give each process a copy",
-            )
+            problem = f"it is on devices of process {owners.pop()} alone"
+            hint = "divide it over devices of several processes, or give each process a copy"
+            raise _invalid(operation, path, problem, hint)
         return sharding
     if jax.process_count() == 1:
         return jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-    raise InvalidState(
-        operation,
-        f"leaf {path!r}",
-        "the spec has no sharding",
-        hint="in a job of several processes every array spec needs one",
-    )
+    hint = "in a job of several processes every array spec needs one"
+    raise _invalid(operation, path, "the spec has no sharding", hint)
 
 
 def _on_devices(sharding: NamedSharding, path: str, operation: str) -> NamedSharding:
     """Return the sharding on the mesh in force, which a spec of ``jax.eval_shape`` leaves open."""
     mesh = jax.sharding.get_mesh()
     if mesh.empty or mesh.abstract_mesh != sharding.mesh:
-        raise InvalidState(
-            operation,
-            f"leaf {path!r}",
-            f"its mesh has no devices, and {'none' if mesh.empty else 'another one'} is in force",
-            hint="call it under jax.set_mesh(mesh), as the function of the spec was",
-        )
+        other = "none" if mesh.empty else "another one"
+        problem = f"its mesh has no devices, and {other} is in force"
+        hint = "call it under jax.set_mesh(mesh), as the function of the spec was"
+        raise _invalid(operation, path, problem, hint)
     return NamedSharding(mesh, sharding.spec, memory_kind=sharding.memory_kind)
 
 

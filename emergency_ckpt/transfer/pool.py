@@ -194,20 +194,19 @@ class ConnectionPool:
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
 
+_ERRORS: dict[wire.FailureCode, type[TransferError]] = {
+    "not_held": NotHeld,
+    "unauthenticated": AuthenticationFailed,
+    "protocol": ProtocolViolation,
+    "busy": NotConnected,
+    "refused": TransferError,
+}
+
+
 def failure_error(operation: str, address: str, failure: wire.Failure) -> TransferError:
     """Return the typed error for a server's Failure."""
     problem = f"the peer answers {failure.code}: {failure.message!a}"
-    match failure.code:
-        case "not_held":
-            return NotHeld(operation, address, problem)
-        case "unauthenticated":
-            return AuthenticationFailed(operation, address, problem)
-        case "protocol":
-            return ProtocolViolation(operation, address, problem)
-        case "busy":
-            return NotConnected(operation, address, problem)
-        case "refused":
-            return TransferError(operation, address, problem)
+    return _ERRORS[failure.code](operation, address, problem)
 
 
 def _failed(
