@@ -206,9 +206,9 @@ class _Watch:
             self._inspection_began_s = now_s
         if now_s - self._inspection_began_s <= self._silence_s or mine.still_s <= self._timeout_s:
             return None
-        return self._tell(decide_hang(progress, self._timeout_s))
+        return self._publish_decision(decide_hang(progress, self._timeout_s))
 
-    def _tell(self, decision: HangDecision) -> bytes | None:
+    def _publish_decision(self, decision: HangDecision) -> bytes | None:
         if not decision.is_hang:
             if decision.reason != self._why_not:
                 self._why_not = decision.reason

@@ -107,7 +107,7 @@ class RamChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     kept: Kept | None = None
 
 
-class _Said(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class _ProcessView(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The knowledge of one process for a choice; -1 for no step.
 
     Attributes:
@@ -166,7 +166,7 @@ class RamBeside:
         self._stored = stored
         self._ram: EmergencyCheckpointer | None = None
         self._newest: int | None = None
-        self._found: tuple[int, ...] = ()
+        self._surveyed: tuple[int, ...] = ()
         self._left_behind: int | None = None
         self._failures = 0
         self._has_warned = False
@@ -187,7 +187,7 @@ class RamBeside:
         except Exception as error:  # noqa: BLE001 - of RAM: storage goes on
             listeners = listeners_of(config.on_event)
             plain = [listener for listener in listeners if not isinstance(listener, Observer | str)]
-            _tell_given_up(EventSink(*plain, process_index=jax.process_index()), "start", error)
+            _report_given_up(EventSink(*plain, process_index=jax.process_index()), "start", error)
             return
         self.survey()
 
@@ -322,15 +322,16 @@ class RamBeside:
 
     def _agree(self, ram: EmergencyCheckpointer, wanted: int | None) -> RamChoice:
         ram.wait_until_finished()
-        self._found = local_steps = ram.steps.survey(()).local
+        self._surveyed = local_steps = ram.steps.survey(()).local
         step = max(local_steps, default=None) if wanted is None else wanted
         kept = None if step is None or step not in local_steps else _kept(ram, step)
         parts, name = ram.steps.parts, f"choice/{next(self._numbers)}"
         may_remap = parts.config.host_state_remap is not None
 
-        def rule(words: Mapping[int, bytes]) -> bytes:
-            said = decode_each(words, _Said, name, lambda _: _Said(_NONE, _NONE, None))
-            return msgspec.json.encode(_chosen(step, said, wanted=wanted, may_remap=may_remap))
+        def rule(messages: Mapping[int, bytes]) -> bytes:
+            unreadable = _ProcessView(_NONE, _NONE, None)
+            views = decode_each(messages, _ProcessView, name, lambda _: unreadable)
+            return msgspec.json.encode(_chosen(step, views, wanted=wanted, may_remap=may_remap))
 
         choice_round = Round(
             parts.coordinator,
@@ -339,12 +340,14 @@ class RamBeside:
             prompt=True,
             series=parts.series,
         )
-        own = msgspec.json.encode(_Said(self._stored_for(wanted), self._newest_stored(), kept))
+        own = msgspec.json.encode(
+            _ProcessView(self._stored_for(wanted), self._newest_stored(), kept)
+        )
         data = choice_round.hold(own, choice_round.when_all(rule))
         return decode_message(data, RamChoice, f"{name}.told", limit_bytes=MAX_MESSAGE_BYTES)
 
     def survey(self) -> None:
-        """Learn which steps RAM has, on all processes together. Collective; blocks."""
+        """Agree on RAM's newest step. Collective; blocks."""
         self._newest = self.choose().step
 
     def _newest_stored(self) -> int:
@@ -432,11 +435,11 @@ class RamBeside:
         ram.wait_until_finished()
         for newer in sorted(known_step for known_step in self._known(ram) if known_step > step):
             ram.steps.remove(newer)
-        self._found = tuple(known_step for known_step in self._found if known_step <= step)
+        self._surveyed = tuple(known_step for known_step in self._surveyed if known_step <= step)
         ram.go_on_after(CompleteSteps((step,)))
 
     def _known(self, ram: EmergencyCheckpointer) -> set[int]:
-        return {*self._found, *ram.known_steps.local}
+        return {*self._surveyed, *ram.known_steps.local}
 
     def contents_of(self, step: int | None) -> tuple[int, dict[str, Any], Mapping[str, Any]] | None:
         """Return RAM's ``newest`` step, its trees by name, and its metadata.
@@ -495,7 +498,7 @@ class RamBeside:
         try:
             ram.stop(after_error=after_error)
         except Exception as error:  # noqa: BLE001 - of RAM: storage goes on
-            _tell_given_up(ram.steps.parts.events, "stop", error)
+            _report_given_up(ram.steps.parts.events, "stop", error)
 
     def _attempt(
         self, operation: str, act: Callable[[EmergencyCheckpointer], T], otherwise: T
@@ -510,11 +513,11 @@ class RamBeside:
             return otherwise
 
     def _give_up(self, operation: str, error: Exception) -> None:
-        """Go on without a RAM tier; the others learn that this process has none."""
+        """Go on without a RAM tier; the other processes see this process leave theirs."""
         ram, self._ram, self._newest = self._ram, None, None
         if ram is None:
             return
-        _tell_given_up(ram.steps.parts.events, operation, error)
+        _report_given_up(ram.steps.parts.events, operation, error)
         try:
             ram.stop(_STOP_TIMEOUT_S, after_error=True)
         except Exception as failure:  # noqa: BLE001 - as above
@@ -532,7 +535,7 @@ def _checked(settings: Mapping[str, Any]) -> Config:
     return config
 
 
-def _tell_given_up(events: EventSink, operation: str, error: Exception) -> None:
+def _report_given_up(events: EventSink, operation: str, error: Exception) -> None:
     reason = f"there is no RAM tier from now on, and storage goes on alone: {error}"
     events.emit("ram.off", cause="given_up", operation=operation, reason=reason[:500])
 
@@ -551,20 +554,20 @@ def _kept(ram: EmergencyCheckpointer, step: int) -> Kept | None:
 
 
 def _chosen(
-    step: int | None, said: Mapping[int, _Said], *, wanted: int | None, may_remap: bool
+    step: int | None, views: Mapping[int, _ProcessView], *, wanted: int | None, may_remap: bool
 ) -> RamChoice:
     """Return the choice for all processes, by the storage of the first one.
 
     ``step``: RAM's, which RAM may not have.
     """
-    first = said[0]
+    first = views[0]
     stored = None if first.stored == _NONE else first.stored
-    kept_steps = [answer.kept for answer in said.values() if answer.kept is not None]
+    kept_steps = [view.kept for view in views.values() if view.kept is not None]
     if step is None or not kept_steps:
         return RamChoice(stored=stored)
     kept = max(kept_steps, key=lambda record: record.follows)
     is_of_each = bool(kept.iterators or kept.values) and not may_remap
-    counts = kept.processes == len(said) or not is_of_each
+    counts = kept.processes == len(views) or not is_of_each
     if wanted is None:
         counts = counts and first.newest_stored <= kept.follows
     elif stored is not None:
