@@ -30,17 +30,17 @@ class Prometheus(Observer):
             raise ConfigError([f"metrics for Prometheus need prometheus-client: {hint}"])
         from emergency_ckpt.extras.metrics import prometheus  # noqa: PLC0415 - an optional package
 
-        self._port, self._serve = port, prometheus.serve_metrics
-        self._count = prometheus.OF_PROGRAM
+        self._port = port
+        self._module = prometheus
         self._servers: list[prometheus.MetricsServer] = []
 
     def __call__(self, event: Event) -> None:
         """Count ``event``."""
-        self._count(event)
+        self._module.OF_PROGRAM(event)
 
     def join(self, job: JobView) -> None:
         """Serve. ConfigError: another program has the port."""
-        server = self._serve(job.host, self._port)
+        server = self._module.serve_metrics(job.host, self._port)
         self._servers.append(server)
         job.events.emit("start.metrics", host=job.host, port=server.port)
 

@@ -161,10 +161,9 @@ class CheckpointManager:
     ) -> Any:
         """Restore ``step``, or the newest, from RAM or else from storage. Collective; blocks.
 
-        A step comes from RAM where RAM has the step whole, and no older than storage's newest. What
-        the caller's trees do not say is as in storage's newest step. The newest step of RAM that
-        cannot be restored as asked for is left out, with a warning. Another ``directory`` is read
-        by Orbax.
+        A step comes from RAM where RAM has the whole step, no older than storage's newest. What the
+        caller's trees leave out is as in storage's newest step. The newest step of RAM that cannot
+        be restored as asked for is left out, with a warning. Orbax reads another ``directory``.
 
         Raises:
           ValueError, CheckpointError: ``step`` is in RAM alone, and cannot be restored into what is
@@ -228,10 +227,10 @@ class CheckpointManager:
         metrics.
         """
         stored = self._orbax.latest_step()
-        if step is None or step != self._ram.newest or stored is None:
-            return self._orbax.metadata() if step is None else self._orbax.metadata(step)
-        metadata = self._orbax.metadata(stored)
-        return dataclasses.replace(metadata, metrics={}, custom_metadata={})
+        if step is not None and step == self._ram.newest and stored is not None:
+            metadata = self._orbax.metadata(stored)
+            return dataclasses.replace(metadata, metrics={}, custom_metadata={})
+        return self._orbax.metadata(step)
 
     # Waiting and ending.
 
