@@ -55,7 +55,7 @@ _OF_STEP = (StateMismatch, HostStateError, InvalidState, StepNotFound, Unrecover
 
 
 class Items(NamedTuple):
-    """The items of one call, by name, as the RAM tier keeps them.
+    """The items of one call by name, as the RAM tier keeps them.
 
     Attributes:
       trees: of arrays and numbers.
@@ -146,9 +146,10 @@ class RamBeside:
         settings: Mapping[str, Any] | None = None,
         is_off: bool = False,
     ) -> None:
-        """Open the RAM tier; without ``local_directory`` and ``settings`` only in a larger job.
+        """Open the RAM tier in a job of several processes, or of one that asks for the tier.
 
-        The tier is off with ``local_save_every=0``.
+        A job asks by ``local_directory`` or ``settings``. The tier is off with
+        ``local_save_every=0``.
 
         Args:
           directory: of storage.

@@ -87,7 +87,7 @@ class Wanted:
     Args:
       saved: the whole item, as ``stored_tree`` returns it.
       item: the caller's tree. A leaf that does not say its shape and dtype, or its sharding, takes
-        those that were saved, and ocp.PLACEHOLDER stays as it is. None: ``saved``.
+        those that were saved, and a PLACEHOLDER stays as it is. None: ``saved``.
       restore_args: Orbax's, by leaf, whose shardings go first.
       is_partial: ``item`` may have fewer leaves than were saved; those that were not stay as given.
 

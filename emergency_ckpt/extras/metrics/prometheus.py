@@ -142,10 +142,6 @@ class _Handler(WSGIRequestHandler):
     def log_message(self, format: str, *args: Any) -> None:
         """Write no line for each scrape."""
 
-    def address_string(self) -> str:
-        """Return the address; the base class may ask a name server."""
-        return str(self.client_address[0])
-
 
 class _Server(socketserver.ThreadingMixIn, WSGIServer):
     daemon_threads = True

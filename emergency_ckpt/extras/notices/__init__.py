@@ -80,7 +80,7 @@ class SignalNotices(Notices):
 
     def __init__(self, number: signal.Signals) -> None:
         super().__init__(self._watch, f"{_SIGNAL_SCHEME}{number.name}")
-        self._source = self._watch  # as ``made_for_each_job``
+        self._source = self._watch  # a function for each job, as by ``made_for_each_job``
         self._number = number
         self._count = 0
         self._earlier: Any = None
