@@ -282,6 +282,6 @@ def samples_of(name: str, fields: Mapping[str, Any], time_s: float) -> Iterator[
 
 
 _BY_EVENT: dict[str, list[tuple[Metric, Source]]] = {}
-for _metric in METRICS:
-    for _source in _metric.sources:
-        _BY_EVENT.setdefault(_source.event, []).append((_metric, _source))
+for _row in METRICS:
+    for _source in _row.sources:
+        _BY_EVENT.setdefault(_source.event, []).append((_row, _source))

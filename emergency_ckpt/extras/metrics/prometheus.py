@@ -75,62 +75,6 @@ OF_PROGRAM = RunMetrics()
 """The metrics of this program: a checkpointer that is built again goes on counting."""
 
 
-class MetricsServer:
-    """Answers scrapes in threads of its own. Made by ``serve_metrics``; each user calls ``close``.
-
-    Attributes:
-      port: the one that it listens on.
-    """
-
-    def __init__(
-        self, host: str, port: int, metrics: RunMetrics, *, deadline_s: float = _DEADLINE_S
-    ) -> None:
-        """``deadline_s``: of each scrape, from its connection to the last byte of the answer."""
-        try:
-            self._server = _Server((host, port), deadline_s)
-        except OSError as error:
-            raise ConfigError(
-                [
-                    f"Prometheus port {port} on {host}: {error.strerror or error}; each process of"
-                    " a host needs a port of its own (0 takes a free one)"
-                ]
-            ) from error
-        self._server.set_app(make_wsgi_app(metrics.registry))
-        self.users = 0
-        self.port = self._server.server_port
-        self._thread = threading.Thread(
-            target=self._server.serve_forever, name=f"eckpt-metrics {self.port}", daemon=True
-        )
-        self._thread.start()
-        drop_in_child(self._server, socketserver.TCPServer.server_close)
-
-    def close(self) -> None:
-        """Stop listening after the last user's call. Does not wait for scrapes under way."""
-        with _lock:
-            self.users -= 1
-            if self.users > 0:
-                return
-            for key in [key for key, server in _servers.items() if server is self]:
-                del _servers[key]
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
-
-
-def serve_metrics(host: str, port: int) -> MetricsServer:
-    """Return the server at ``host:port``; 0 takes a free port. Checkpointers of a program share it.
-
-    Raises:
-      ConfigError: another program has the port.
-    """
-    with _lock:
-        server = _servers.get((host, port))
-        if server is None:
-            server = _servers[host, port] = MetricsServer(host, port, OF_PROGRAM)
-        server.users += 1
-        return server
-
-
 class _Handler(WSGIRequestHandler):
     def parse_request(self) -> bool:
         """Read the request, after which no further connection takes its place."""
@@ -143,18 +87,55 @@ class _Handler(WSGIRequestHandler):
         """Write no line for each scrape."""
 
 
-class _Server(socketserver.ThreadingMixIn, WSGIServer):
+class MetricsServer(socketserver.ThreadingMixIn, WSGIServer):
+    """Answers scrapes in threads of its own. Made by ``serve_metrics``; each user calls ``close``.
+
+    Attributes:
+      port: the port of its socket.
+    """
+
     daemon_threads = True
     block_on_close = False
     allow_reuse_port = False
     request_queue_size = MAX_SCRAPES
 
-    def __init__(self, address: tuple[str, int], deadline_s: float) -> None:
+    def __init__(
+        self, host: str, port: int, metrics: RunMetrics, *, deadline_s: float = _DEADLINE_S
+    ) -> None:
+        """``deadline_s``: of each scrape, from its connection to the last byte of the answer."""
+        self.users = 0
         self._places = threading.Semaphore(MAX_SCRAPES)
         self._deadline_s = deadline_s
         self._ends_s: dict[Any, float] = {}  # by connection
         self._silent: dict[Any, None] = {}  # without a whole request yet, in the order of accept
-        super().__init__(address, _Handler)
+        try:
+            super().__init__((host, port), _Handler)
+        except OSError as error:
+            raise ConfigError(
+                [
+                    f"Prometheus port {port} on {host}: {error.strerror or error}; each process of"
+                    " a host needs a port of its own (0 takes a free one)"
+                ]
+            ) from error
+        self.set_app(make_wsgi_app(metrics.registry))
+        self.port = self.server_port
+        self._thread = threading.Thread(
+            target=self.serve_forever, name=f"eckpt-metrics {self.port}", daemon=True
+        )
+        self._thread.start()
+        drop_in_child(self, socketserver.TCPServer.server_close)
+
+    def close(self) -> None:
+        """Stop listening after the last user's call. Does not wait for scrapes under way."""
+        with _lock:
+            self.users -= 1
+            if self.users > 0:
+                return
+            for key in [key for key, server in _servers.items() if server is self]:
+                del _servers[key]
+        self.shutdown()
+        self.server_close()
+        self._thread.join()
 
     def server_bind(self) -> None:
         """Bind without the base class's question to a name server."""
@@ -208,3 +189,17 @@ class _Server(socketserver.ThreadingMixIn, WSGIServer):
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Log what a scraper caused at the lowest level: it may be repeated without end."""
         logging.vlog(1, "metrics: a scrape from %s failed", client_address[0], exc_info=True)
+
+
+def serve_metrics(host: str, port: int) -> MetricsServer:
+    """Return the server at ``host:port``; 0 takes a free port. Checkpointers of a program share it.
+
+    Raises:
+      ConfigError: another program has the port.
+    """
+    with _lock:
+        server = _servers.get((host, port))
+        if server is None:
+            server = _servers[host, port] = MetricsServer(host, port, OF_PROGRAM)
+        server.users += 1
+        return server
