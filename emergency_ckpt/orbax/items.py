@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import jax
 import numpy as np
@@ -66,28 +66,11 @@ def host_state_of(
     }
 
 
-class RestoreTarget(NamedTuple):
-    """The target of a restore, and the part of it that is returned.
+def restore_target(args: object, abstract_state: Any) -> tuple[Any, Callable[[Any], Any]]:
+    """Return the target of ``restore``, and the function that returns its part for the caller.
 
-    Attributes:
-      state: the manager's abstract state, with the leaves that ``args`` override.
-      paths: of the returned leaves, in the order of ``treedef``; None: all.
-    """
-
-    state: Any
-    paths: tuple[str, ...] | None = None
-    treedef: Any = None
-
-    def part_of(self, restored: Any) -> Any:
-        """Return the part of the restored state that the caller asked for."""
-        if self.paths is None:
-            return restored
-        leaves, _ = by_path(restored)
-        return jax.tree.unflatten(self.treedef, [leaves[path] for path in self.paths])
-
-
-def restore_target(args: object, abstract_state: Any) -> RestoreTarget:
-    """Return the target of ``restore``: ``abstract_state``, or part of it with ``partial_restore``.
+    The target is ``abstract_state``, with ``partial_restore`` the caller's leaves in it. The
+    function takes the restored state.
 
     Raises:
       ValueError: ``args`` request a transformation, or a partial restore of leaves that
@@ -97,7 +80,7 @@ def restore_target(args: object, abstract_state: Any) -> RestoreTarget:
     check_transforms(state)
     item = getattr(state, "item", None)
     if item is None or not getattr(state, "partial_restore", False):
-        return RestoreTarget(abstract_state)
+        return abstract_state, _whole
     wanted, treedef = by_path(item)
     known, whole_treedef = by_path(abstract_state)
     unknown = [path for path, leaf in wanted.items() if not _is_same(leaf, known.get(path))]
@@ -107,9 +90,18 @@ def restore_target(args: object, abstract_state: Any) -> RestoreTarget:
             f" such as {unknown[:4]}; build the manager with the state that is restored"
         )
     if len(wanted) == len(known):
-        return RestoreTarget(abstract_state)
+        return abstract_state, _whole
+
+    def part_of(restored: Any) -> Any:
+        leaves, _ = by_path(restored)
+        return jax.tree.unflatten(treedef, [leaves[path] for path in wanted])
+
     leaves = [wanted.get(path, leaf) for path, leaf in known.items()]
-    return RestoreTarget(jax.tree.unflatten(whole_treedef, leaves), tuple(wanted), treedef)
+    return jax.tree.unflatten(whole_treedef, leaves), part_of
+
+
+def _whole(restored: Any) -> Any:
+    return restored
 
 
 def check_transforms(args: object) -> None:

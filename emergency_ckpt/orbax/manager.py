@@ -315,12 +315,12 @@ class CheckpointManager(ocp.AbstractCheckpointManager):
           Unrecoverable, RestoreFailed, DeadlineExceeded: as ``EmergencyCheckpointer.restore``.
         """
         target = items.target_for(args)
-        wanted = items.restore_target(args, self._abstract_state)
+        state_target, part_of = items.restore_target(args, self._abstract_state)
         self._open_again_where_lost()
         try:
             restored_step, state = self._checkpointer.restore(
                 step,
-                state=wanted.state,
+                state=state_target,
                 host_state=target,
                 tensors_only=target is None,  # as with Orbax, whose items are asked for
             )
@@ -328,7 +328,7 @@ class CheckpointManager(ocp.AbstractCheckpointManager):
             raise FileNotFoundError(str(error)) from error
         if restored_step is None:
             raise FileNotFoundError(f"there are no steps in {self._directory} nor in RAM")
-        state = wanted.part_of(state)
+        state = part_of(state)
         if target is None:
             return ocp.args.Composite(state=state)
         return ocp.args.Composite(state=state, dataset=items.dataset_in(target, restored_step))

@@ -30,6 +30,10 @@ _OF_JSON = (ocp.args.JsonSave, ocp.args.JsonRestore)
 _TREE_HANDLERS = (ocp.PyTreeCheckpointHandler, ocp.StandardCheckpointHandler)
 
 
+RamTarget = tuple[Items, Mapping[str, Callable[[Any], Any]]]
+"""The target of a restore from RAM, and by name what the caller gets of a restored item."""
+
+
 class Given(NamedTuple):
     """One item, as a call of the manager gives it.
 
@@ -129,18 +133,6 @@ def saved(given: Mapping[str, Given]) -> Items:
     return Items(trees, iterators, values) if count else Items(unfit="there are no trees of arrays")
 
 
-class RamTarget(NamedTuple):
-    """The target of a restore from RAM, and what the caller gets of each item.
-
-    Attributes:
-      items: all of the step's trees, and the other items that are asked for.
-      parts: functions by name, of the restored item.
-    """
-
-    items: Items
-    parts: Mapping[str, Callable[[Any], Any]]
-
-
 def needs_template(given: Mapping[str, Given], kept: Kept) -> bool:
     """Return whether some tree of the step is not asked for, or not completely described."""
     return any(name not in given or not _is_described(given[name]) for name in kept.trees)
@@ -152,9 +144,10 @@ def _is_described(given: Given) -> bool:
 
 
 def target(given: Mapping[str, Given], kept: Kept, template: Mapping[str, PyTree]) -> RamTarget:
-    """Return what to restore a step of RAM into; all items where none is given.
+    """Return all trees of a step of RAM, and the other items that are asked for, to restore into.
 
-    ``template``: trees of an earlier step of storage, which say what the caller's do not.
+    Where no item is given, all items are asked for. ``template``: trees of an earlier step of
+    storage, for what the caller's trees leave out.
 
     Raises:
       ValueError: an item is not of the step, or of another kind there; a tree is not described, has
@@ -179,7 +172,7 @@ def target(given: Mapping[str, Given], kept: Kept, template: Mapping[str, PyTree
                 raise ValueError(f"item {name!r} is an iterator, which must be given")
             iterators[name] = given[name].item
     values = {name: None for name in names if name in kept.values}
-    return RamTarget(Items(trees, iterators, values), parts)
+    return Items(trees, iterators, values), parts
 
 
 def _wanted_tree(name: str, given: Given, template: Mapping[str, PyTree]) -> saved_tree.Wanted:

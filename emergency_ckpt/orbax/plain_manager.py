@@ -176,10 +176,10 @@ class CheckpointManager:
             choice = self._ram.choose(step)
             if choice.kept is not None:
                 given = self._handlers.given(items, restore_kwargs, args)
-                target = self._target(given, choice.kept)
-                restored = self._ram.restore(choice, target.items)
+                target, parts = self._target(given, choice.kept)
+                restored = self._ram.restore(choice, target)
                 if restored is not None:
-                    values = {name: part(restored[name]) for name, part in target.parts.items()}
+                    values = {name: part_of(restored[name]) for name, part_of in parts.items()}
                     is_alone = set(values) == {plain_items.ONLY}
                     return values[plain_items.ONLY] if is_alone else ocp.args.Composite(**values)
             step = choice.stored if step is None else step
@@ -195,7 +195,7 @@ class CheckpointManager:
                 template = self._template(kept)
             return plain_items.target(given, kept, template)
         except ValueError as error:
-            return plain_items.RamTarget(Items(unfit=str(error)), {})
+            return Items(unfit=str(error)), {}
 
     def _template(self, kept: Kept) -> dict[str, Any]:
         """Return the trees of storage's newest step as they were saved. Collective; ValueError."""
