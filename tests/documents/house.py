@@ -31,10 +31,11 @@ MOST_VAGUE_NAMES = 25
 # Names that stand in two adapters because users of each know them from the project that it adapts.
 FACES = {"CheckpointManager", "CheckpointManagerOptions", "EmergencyCheckpointer"}
 
-# Public names that only users call.
+# Public names that only users call, or the standard library.
 CALLED_BY_USERS = {
     "axlearn/adapter.py": {"checkpoint_paths", "ckpt_dir"},
     "extras/metrics/listeners.py": {"record_for_jax"},
+    "extras/metrics/prometheus.py": {"handle_error", "service_actions"},
     "extras/pace.py": {"AdaptiveInterval"},
     "maxtext.py": {"create_checkpoint_manager", "from_maxtext", "with_data"},
     "orbax/manager.py": {"best_step", "in_primary_slice"},
