@@ -88,16 +88,20 @@ class Resume:
             if number == 0:
                 parts.tell_begins_anew()
             return None
+        self._continue_from(restored, is_requested=step is not None)
+        return restored, report
+
+    def _continue_from(self, restored: RestoredState, *, is_requested: bool) -> None:
+        """Let the saves to come follow the restored step."""
+        parts, save, incarnation = self._parts, restored.save, restored.incarnation
         # Not ``restored.tier``, which may differ between processes.
         tier: TierName = PERSISTENT if restored.is_loaded else LOCAL
-        save, incarnation = restored.save, restored.incarnation
-        parts.saver.continue_from(save, incarnation, tier, leaves_newer=step is not None)
+        parts.saver.continue_from(save, incarnation, tier, leaves_newer=is_requested)
         parts.events.locate(incarnation=incarnation)
         if parts.preservation is not None:
             failed = [passed.step for passed in restored.rejected if passed.tier == PERSISTENT]
             parts.preservation.mark_failed(failed)
         parts.saver.expect_steps_after(save.step)
-        return restored, report
 
     def _reserve(
         self, restored: RestoredState | None, placement: ProcessPlacement, host_state_bytes: int

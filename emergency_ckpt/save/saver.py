@@ -320,16 +320,16 @@ class Saver:
         for schedule in self._schedules.values():
             schedule.restart_from(save.step)
 
-    def go_on_after(self, found: Mapping[TierName, Sequence[int]]) -> None:
-        """Note ``found``, the steps of the tiers: in each, no step up to the newest is due.
+    def go_on_after(self, steps_of: Mapping[TierName, Sequence[int]]) -> None:
+        """Note the steps of the tiers: in each, no step up to the newest is due.
 
         The exception is a restored older step: then the newer steps are due again.
         """
-        self.saved.note_found(found)
+        self.saved.note_found(steps_of)
         if self._goes_on_from is not None:
             return
         self._parts.timelines.note_continuation()
-        newest = {name: steps[-1] for name, steps in found.items() if steps}
+        newest = {name: steps[-1] for name, steps in steps_of.items() if steps}
         self._newest_due = max(newest.values(), default=-1)
         for name, schedule in self._schedules.items():
             if name in newest:

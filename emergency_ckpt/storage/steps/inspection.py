@@ -96,11 +96,11 @@ class StepInspection:
     """
 
     def __init__(
-        self, storage: StorageDirectory, told: set[str], number: int, deadline_s: float | None
+        self, storage: StorageDirectory, reported: set[str], number: int, deadline_s: float | None
     ) -> None:
         self._storage = storage
         self._directory = storage.path
-        self._told = told
+        self._reported = reported
         self._number = number
         self._deadline_s = deadline_s
 
@@ -334,15 +334,15 @@ class StepInspection:
     def _warn(self, step: int, problem: str) -> None:
         """Log the problems of the first few steps; the restore's rejections have all problems."""
         text = f"step {step}: {problem}"
-        if len(self._told) < _WARNINGS or text in self._told:
+        if len(self._reported) < _WARNINGS or text in self._reported:
             self.tell(text)
         else:
             self.tell("further steps that cannot be used are not logged one by one")
 
     def tell(self, text: str) -> None:
         """Log each text once, because the steps are inspected often."""
-        if text not in self._told:
-            self._told.add(text)
+        if text not in self._reported:
+            self._reported.add(text)
             logging.warning("%s in %s", text, self._directory)
 
     def _plain_in(self, folder: str, step: int, *, is_hidden: bool = False) -> FoundStep | None:

@@ -691,7 +691,7 @@ class DirectoryWriter:
         items = [item for item in view.steps if item.step in steps and not item.is_seen]
         results = self._found.inspect_each(view, items)
         stored_steps = [result for result in results if isinstance(result, FoundStep)]
-        return [self._entry_for(found) for found in stored_steps if not found.step.problem]
+        return [self._entry_for(stored) for stored in stored_steps if not stored.step.problem]
 
     def _finish_removal(self, entries: Collection[Entry]) -> dict[int, PersistentTierError]:
         """Delete the files of ``entries``, as the newest version records; then drop the entries.
