@@ -25,8 +25,8 @@ class Setting:
       kind: type of its values, without None; ``annotation`` is that of the field, as text.
       is_optional: None is a value too.
       may_differ: it is a process's own affair; all others must be equal on all processes.
-      least, most: of a number; of a text its length. A number of seconds is above zero unless
-        ``least`` is 0; other numbers are at least 0.
+      least, most: of a number; of a text its length. A number of seconds is above zero, other
+        numbers are at least 0.
       basic: a setting of most jobs; the page has these first.
       needs: a setting without which this one has no effect.
     """
@@ -67,16 +67,16 @@ class Setting:
         return None
 
     def _judged(self, value: Any) -> tuple[str, bool]:
+        """Return what values must be, in words, and whether ``value`` is that."""
         is_flag = isinstance(value, bool)
         if self.kind is bool:
             return "True or False", is_flag
         if self.kind is int:
             least = self.least or 0
-            return f"a whole number of at least {least}", is_complete(value, least)
+            return f"a whole number of at least {least}", is_whole_number(value, least)
         if self.kind is float:
             is_number = isinstance(value, int | float) and not is_flag
-            is_right = is_number and (0 < value < LONGEST_TIME_S or value == self.least)
-            return "a positive number of seconds", is_right
+            return "a positive number of seconds", is_number and 0 < value < LONGEST_TIME_S
         if self.choices:
             return self._judged_choice(value)
         if get_origin(self.kind) is Callable:
@@ -130,6 +130,6 @@ def settings_table(config: type) -> tuple[Setting, ...]:
     return tuple(rows)
 
 
-def is_complete(value: object, least: int) -> bool:
+def is_whole_number(value: object, least: int) -> bool:
     """Return whether ``value`` is a whole number of Python, at least ``least``."""
     return isinstance(value, int) and not isinstance(value, bool) and value >= least

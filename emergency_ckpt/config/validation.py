@@ -20,7 +20,7 @@ import jax
 from etils import epath
 
 from emergency_ckpt.config.policies import parts_of
-from emergency_ckpt.config.table import LONGEST_TIME_S, is_complete, settings_table
+from emergency_ckpt.config.table import LONGEST_TIME_S, is_whole_number, settings_table
 from emergency_ckpt.core.limits import NAME_PATTERN
 from emergency_ckpt.core.placement.placement_policies import PlacementPolicy
 from emergency_ckpt.core.save.timing import TimingRule
@@ -184,7 +184,7 @@ def save_problems(name: str, every: object) -> Iterator[str]:
             if not datetime.timedelta() < part < _LONGEST_TIME:
                 yield f"{name} must be a positive time, not {part}"
         elif part is None or isinstance(part, int | float | str):
-            if not is_complete(part, 0):
+            if not is_whole_number(part, 0):
                 yield f"{name} must be {_SAVE_EVERY}, not {part!r}"
         elif isinstance(part, type) or not isinstance(part, TimingRule):
             yield from _policy_problems(name, part, "should_save")
@@ -247,8 +247,8 @@ def _optional(check: _Check) -> _Check:
     return check_given
 
 
-_INTERVAL = (partial(is_complete, least=1), "a whole number of at least 1")
-_COUNT = (_optional(partial(is_complete, least=0)), "None or a whole number from 0 on")
+_INTERVAL = (partial(is_whole_number, least=1), "a whole number of at least 1")
+_COUNT = (_optional(partial(is_whole_number, least=0)), "None or a whole number from 0 on")
 
 
 @functools.cache

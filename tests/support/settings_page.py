@@ -15,8 +15,8 @@ _HEAD = """# Settings
 
 All settings of `EmergencyCheckpointer.default_config()`: [those of most jobs](#basic-settings),
 then [all others](#advanced-settings). *Each*: the setting may differ between the processes of a
-job; all others must be equal, and the start of a job compares them. Numbers are at least 0, and
-seconds above 0, unless the column of types says otherwise. This page is written by
+job; all others must be equal, and the start of a job compares them. Seconds are above 0;
+other numbers are at least 0, unless the column of types says otherwise. This page is written by
 `python tests/support/settings_page.py`.
 
 """
