@@ -16,10 +16,10 @@ import msgspec
 from emergency_ckpt.core.address import parse_address, split_holder
 from emergency_ckpt.core.restore.inventory import HolderInventory, Inventory
 from emergency_ckpt.errors import ConfigError
-from emergency_ckpt.tools.offline.draining.peer_ram import ask_peers, merged
+from emergency_ckpt.tools.offline.draining.peer_ram import PeerRam
 from emergency_ckpt.tools.survey.completeness import lacks_of, newest_complete
 from emergency_ckpt.tools.survey.places import Places, SurveyFault
-from emergency_ckpt.tools.survey.survey import Survey, take_survey
+from emergency_ckpt.tools.survey.survey import Survey, take_survey, with_folders
 from emergency_ckpt.transfer.client import TransferClient
 from emergency_ckpt.types import PERSISTENT, SaveId
 
@@ -70,12 +70,11 @@ class SurvivalReport(msgspec.Struct, frozen=True):
 
 
 class _Holder(NamedTuple):
-    """The RAM of one process. ``slice_index``, ``process``: None where it is not known."""
+    """The RAM of one process. ``slice_index``: None where it is not known."""
 
     inventory: HolderInventory
     host: str
     slice_index: int | None
-    process: int | None
 
 
 def report_survival(places: Places, peers: Sequence[str]) -> SurvivalReport:
@@ -85,7 +84,9 @@ def report_survival(places: Places, peers: Sequence[str]) -> SurvivalReport:
     """
     survey = take_survey(places)
     run_id = survey.only_run(peers, "eckpt ls --survives")
-    inventory, holders, faults = _holders_of(survey, run_id, places, peers)
+    survey, processes_of_peers, faults = _with_peers(survey, run_id, peers)
+    inventory = survey.inventory(run_id)
+    holders = _holders_of(survey, run_id, processes_of_peers)
     if places.local_dirs or places.directory:  # else the survey only says that there is nothing
         faults = [*survey.faults, *faults]
     stored_steps = [
@@ -131,32 +132,44 @@ def report_survival(places: Places, peers: Sequence[str]) -> SurvivalReport:
     )
 
 
-def _holders_of(
-    survey: Survey, run_id: str, places: Places, peers: Sequence[str]
-) -> tuple[Inventory, list[_Holder], list[SurveyFault]]:
-    holders: list[_Holder] = []
-    for folder in survey.folders:
-        if folder.run_id == run_id:
-            writers = (copy.published.writer for copy in reversed(folder.copies))
-            writer = next((writer for writer in writers if writer is not None), None)
-            at = (None, None) if writer is None else (writer.slice_index, writer.process_index)
-            holders.append(_Holder(folder.holder, str(folder.local_dir), *at))
-    inventory = survey.inventory(run_id)
+def _with_peers(
+    survey: Survey, run_id: str, peers: Sequence[str]
+) -> tuple[Survey, dict[str, int | None], list[SurveyFault]]:
+    """Return the survey with the RAM of the peers, the process at each address, and faults."""
     if not peers:
-        return inventory, holders, []
+        return survey, {}, []
+    places = survey.places
     if places.secret is None:
         raise ConfigError(["--peers needs the run's secret"], target="eckpt ls --survives")
     with TransferClient(run_id=run_id, secret=places.secret) as client:
-        asked, manifests, faults = ask_peers(client, peers, inventory)
-    # A peer may be the process of a ramdisk that was read too: its copies count once.
-    read = {holder.process: holder.host for holder in holders if holder.process is not None}
-    # Peers do not say of which slice they are.
-    holders = [holder._replace(slice_index=None) for holder in holders]
-    for answer in asked:
-        own = _host_name(answer.address)
-        host = own if answer.process_index is None else read.get(answer.process_index, own)
-        holders.append(_Holder(answer, host, None, answer.process_index))
-    return merged(inventory, asked, manifests), holders, faults
+        others = PeerRam(client, peers, survey.inventory(run_id), run_id, places.timeout_s)
+    processes = {peer.address: peer.process_index for peer in others.asked}
+    return with_folders(survey, others.folders), processes, others.faults
+
+
+def _holders_of(
+    survey: Survey, run_id: str, processes_of_peers: Mapping[str, int | None]
+) -> list[_Holder]:
+    holders: list[_Holder] = []
+    hosts: dict[int, str] = {}
+    for folder in survey.folders:
+        address = str(folder.path)
+        if address in processes_of_peers:
+            # A peer may be the process of a ramdisk that was read too: its copies count once.
+            process, host = processes_of_peers[address], _host_name(address)
+            if process is not None:
+                host = hosts.get(process, host)
+            holders.append(_Holder(folder.holder, host, None))
+        elif folder.run_id == run_id:
+            host, slice_index = str(folder.local_dir), None
+            writers = (copy.published.writer for copy in reversed(folder.copies))
+            writer = next((writer for writer in writers if writer is not None), None)
+            if writer is not None:
+                hosts[writer.process_index] = host
+                # Peers do not say of which slice they are.
+                slice_index = None if processes_of_peers else writer.slice_index
+            holders.append(_Holder(folder.holder, host, slice_index))
+    return holders
 
 
 def _host_name(address: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 
@@ -16,7 +16,6 @@ from emergency_ckpt.core.restore.inventory import (
     HeldHostState,
     HolderInventory,
     Inventory,
-    newest_timeline,
 )
 from emergency_ckpt.errors import CheckpointError
 from emergency_ckpt.ram.manifest import decode_contents
@@ -25,28 +24,7 @@ from emergency_ckpt.tools.survey.places import SurveyFault
 from emergency_ckpt.tools.survey.ramdisk import ProcessFolder, RamCopy
 from emergency_ckpt.transfer.client import TransferClient
 from emergency_ckpt.transfer.source import ShardTarget
-from emergency_ckpt.types import Contents, ShardEntry
-
-
-def ask_peers(
-    client: TransferClient, peers: Iterable[str], inventory: Inventory
-) -> tuple[list[HolderInventory], dict[str, Contents], list[SurveyFault]]:
-    """Return the inventories and manifests of live peers, and a fault for each that is silent."""
-    asked: list[HolderInventory] = []
-    manifests: dict[str, Contents] = {}
-    faults: list[SurveyFault] = []
-    for address in peers:
-        try:
-            holder = client.inventory(address)
-            for manifest in holder.tensors:
-                if manifest.digest not in manifests and manifest.digest not in inventory.manifests:
-                    data = client.fetch_contents(address, manifest.digest)
-                    manifests[manifest.digest] = decode_contents(data, manifest.digest)
-        except CheckpointError as error:
-            faults.append(SurveyFault.of(address, error))
-            continue
-        asked.append(msgspec.structs.replace(holder, holder=address, address=address))
-    return asked, manifests, faults
+from emergency_ckpt.types import ShardEntry
 
 
 class PeerRam:
@@ -75,8 +53,20 @@ class PeerRam:
           inventory: of this host, whose manifests need not be fetched.
           deadline_s: maximum time in seconds for one shard.
         """
-        self.asked, manifests, self.faults = ask_peers(client, peers, inventory)
-        manifests |= inventory.manifests
+        self.asked: list[HolderInventory] = []
+        self.faults: list[SurveyFault] = []
+        manifests = dict(inventory.manifests)
+        for address in peers:
+            try:
+                holder = client.inventory(address)
+                for manifest in holder.tensors:
+                    if manifest.digest not in manifests:
+                        data = client.fetch_contents(address, manifest.digest)
+                        manifests[manifest.digest] = decode_contents(data, manifest.digest)
+            except CheckpointError as error:
+                self.faults.append(SurveyFault.of(address, error))
+                continue
+            self.asked.append(msgspec.structs.replace(holder, holder=address, address=address))
         self._client = client
         self._deadline_s = deadline_s
         self._buffer: NativeMapping | None = None
@@ -139,15 +129,3 @@ class PeerRam:
             finally:
                 os.close(fd)
         return self._buffer
-
-
-def merged(
-    inventory: Inventory, asked: Sequence[HolderInventory], manifests: Mapping[str, Contents]
-) -> Inventory:
-    """Return the RAM of this host's ramdisks and of the peers together."""
-    return msgspec.structs.replace(
-        inventory,
-        holders=(*inventory.holders, *asked),
-        manifests={**inventory.manifests, **manifests},
-        timeline=newest_timeline([*inventory.holders, *asked]),
-    )
