@@ -19,7 +19,6 @@ Polynomial = list[int]
 """Coefficients, the constant first: the number of sets of each size."""
 SLOTS = 2
 """Slots of a process: one save is complete while the other is written."""
-_SLOWEST_BYTES_PER_S = 1.0
 
 
 def loss_probability(
@@ -101,14 +100,11 @@ def held_bytes(
 
 @dataclass(frozen=True)
 class JobShape:
-    """A job of equal hosts, and their capacities.
+    """A job of equal hosts.
 
     Attributes:
       state_bytes: of one replica of the state; each host of a slice holds an equal part.
       ramdisk_bytes: of one host; None: unlimited.
-      transfer_bytes_per_s: from a host's devices to its memory.
-      copy_bytes_per_s: into the ramdisk, with checksum.
-      network_bytes_per_s: of a host, in each direction, between slices.
       most_lost_hosts: survival is computed for the loss of 1 to this many hosts.
       host_state_bytes: of one host, encoded; one host of every other slice keeps a copy.
 
@@ -120,9 +116,6 @@ class JobShape:
     hosts_per_slice: int
     state_bytes: int
     ramdisk_bytes: int | None
-    transfer_bytes_per_s: float
-    copy_bytes_per_s: float
-    network_bytes_per_s: float
     most_lost_hosts: int = 4
     host_state_bytes: int = 0
 
@@ -137,9 +130,6 @@ class JobShape:
             problems.append(f"a host state has no {self.host_state_bytes} bytes")
         if min(sizes) <= 0:
             problems.append("state and ramdisk must have some bytes")
-        rates = (self.transfer_bytes_per_s, self.copy_bytes_per_s, self.network_bytes_per_s)
-        if not all(_SLOWEST_BYTES_PER_S <= rate < float("inf") for rate in rates):
-            problems.append(f"rates must be at least one byte a second, not {rates}")
         if not 1 <= self.most_lost_hosts <= MAX_LOST_HOSTS:
             problems.append(f"lost hosts must be 1 to {MAX_LOST_HOSTS}, not {self.most_lost_hosts}")
         if problems:
@@ -156,15 +146,10 @@ class PlacementCosts:
     """Costs of one placement, for the host with the highest.
 
     Attributes:
-      stored_bytes: of one save; the RAM tier has room for ``SLOTS`` of them, and for one more where
-        the host writes to storage.
+      stored_bytes: of one save, which leave the devices; the RAM tier has room for ``SLOTS`` of
+        them, and for one more where the host writes to storage.
       ram_bytes: RAM that the slots take, and the host states of as many saves.
-      stall_s: time that the training thread waits for the transfer of the stored shards.
-      publish_s: until the save is in the ramdisk, the stall included.
       fetch_bytes: bytes that a host fetches when nothing is lost.
-      restore_s: time for ``fetch_bytes`` at the rate of the network.
-      slice_lost_s: time for the bytes that the busiest host sends or receives after one slice lost
-        its RAM; None when the RAM tier does not survive that.
       survival: probability that it survives the loss of 1, 2, ... random hosts.
       slices_that_may_fail: number of slices that may fail at once, in any combination.
     """
@@ -172,11 +157,7 @@ class PlacementCosts:
     name: str
     stored_bytes: float
     ram_bytes: float
-    stall_s: float
-    publish_s: float
     fetch_bytes: float
-    restore_s: float
-    slice_lost_s: float | None
     survival: tuple[float, ...]
     slices_that_may_fail: int
 
@@ -195,48 +176,26 @@ def study(job: JobShape) -> list[PlacementCosts]:
 def _costs(job: JobShape, name: str, policy: PlacementPolicy) -> PlacementCosts:
     part, slices = job.host_bytes, job.slices
     stored = part * stored_share(policy, slices)
-    if isinstance(policy, Striped):
-        fetched = part - stored
-        lost_slice_bytes = _striped_slice_loss(part, slices, policy.copies)
-    else:
-        alone = slices > 2  # the primary stores nothing then
-        fetched = part if alone else 0.0
-        lost_slice_bytes = part * max(1.0, 2 / (slices - 2)) if alone else part
+    fetched = part - stored
+    if policy.copies is None and slices > 2:
+        fetched = part  # by the primary, which stores nothing
     hosts = slices * job.hosts_per_slice
-    may_fail = slices_that_may_fail(policy, slices)
-    stall_s = stored / job.transfer_bytes_per_s
     return PlacementCosts(
         name=name,
         stored_bytes=stored,
         ram_bytes=held_bytes(stored, job.host_state_bytes, slices - 1),
-        stall_s=stall_s,
-        publish_s=stall_s + stored / job.copy_bytes_per_s,
         fetch_bytes=fetched,
-        restore_s=fetched / job.network_bytes_per_s,
-        slice_lost_s=lost_slice_bytes / job.network_bytes_per_s if may_fail else None,
         survival=tuple(
             1 - loss_probability(policy, slices, job.hosts_per_slice, lost)
             for lost in range(1, min(job.most_lost_hosts, hosts) + 1)
         ),
-        slices_that_may_fail=may_fail,
+        slices_that_may_fail=slices_that_may_fail(policy, slices),
     )
 
 
 def stored_share(policy: PlacementPolicy, slices: int) -> float:
     """Return how much of its part of the state a host stores, 0 to 1, the host with the most."""
     return min(policy.copies, slices) / slices if isinstance(policy, Striped) else 1.0
-
-
-def _striped_slice_loss(part: float, slices: int, copies: int) -> float:
-    """Return the bytes of the busiest host: one of the lost slice, or a survivor of its group.
-
-    The part ``copies / slices`` of the state that the lost slice stored has ``copies - 1`` copies
-    left, and is fetched by the lost slice and by those that never stored it.
-    """
-    if copies < 2:
-        return part
-    fetching = slices - copies + 1
-    return part * max(1.0, fetching * copies / (slices * (copies - 1)))
 
 
 def recommend(

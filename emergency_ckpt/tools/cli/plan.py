@@ -19,15 +19,11 @@ from emergency_ckpt.tools.cli.output import print_line
 from emergency_ckpt.tools.deploy.tpus import ACCELERATORS
 from emergency_ckpt.tools.placement_study import JobShape, PlacementCosts, recommend, study
 
-_GB = 1e9
-
-
 _LEGEND = (
     "RAM: two slots of a host, and the host states of two saves. Plan one slot more for hosts that",
     "write to storage, which copies without it.",
-    "stall: transfer to the host. in RAM: time until a save is complete.",
-    "fetch: from peers, with nothing lost. slice lost: the same for the busiest host after a loss.",
-    "k lost: the RAM tier survives k random hosts failing at once. All computed from the rates.",
+    "save: from the devices of a host to its RAM. fetch: from peers in a restore, nothing lost.",
+    "k lost: the RAM tier survives k random hosts failing at once.",
 )
 
 
@@ -43,11 +39,10 @@ with --gke:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``plan``."""
     parser.description = (
-        "Computes, for each placement of shards on slices: RAM, stall of the training thread,"
-        " network at a restore, and the probability that the RAM tier survives the loss of"
-        " random hosts; and recommends one. The default rates are those of a v5p host: 60 GB/s"
-        " from four chips, 25 GB/s between slices. With --gke it fills a template of manifests"
-        " instead, and names what is wrong with the job and the template, all at once."
+        "Computes, for each placement of shards on slices: RAM, the bytes of a save and of a"
+        " restore, and the probability that the RAM tier survives the loss of random hosts; and"
+        " recommends one. With --gke it fills a template of manifests instead, and names what is"
+        " wrong with the job and the template, all at once."
     )
     parser.usage = "eckpt plan [options] [--gke TEMPLATE [options] -- PROGRAM [ARGUMENT ...]]"
     parser.epilog = _GKE_EXAMPLE
@@ -65,9 +60,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=0.99,
         help="wanted probability that RAM survives that",
     )
-    parser.add_argument("--transfer-gb-s", type=float, default=60.0, help="device to host, GB/s")
-    parser.add_argument("--copy-gb-s", type=float, default=15.0, help="into the ramdisk, GB/s")
-    parser.add_argument("--network-gb-s", type=float, default=25.0, help="of a host, GB/s")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     _add_gke(parser.add_argument_group("manifests of a job on GKE"))
 
@@ -115,9 +107,6 @@ def run(args: argparse.Namespace) -> int:
         ramdisk_bytes=(
             None if args.ramdisk_gib is None else _bytes("--ramdisk-gib", args.ramdisk_gib)
         ),
-        transfer_bytes_per_s=args.transfer_gb_s * _GB,
-        copy_bytes_per_s=args.copy_gb_s * _GB,
-        network_bytes_per_s=args.network_gb_s * _GB,
         most_lost_hosts=args.lost_hosts,
         host_state_bytes=host_state_bytes(args, "the plan"),
     )
@@ -161,7 +150,7 @@ def _print_costs(job: JobShape, rows: Sequence[PlacementCosts], chosen: Placemen
     hosts = count_text(job.hosts_per_slice, "host", "hosts")
     print_line(f"{slices} of {hosts}, {job.host_bytes / GIB:.4g} GiB of state a host")
     most_bytes = math.inf if job.ramdisk_bytes is None else job.ramdisk_bytes
-    costs = ("RAM GiB", "stall ms", "in RAM s", "fetch GiB", "fetch s", "slice lost s")
+    costs = ("RAM GiB", "save GiB", "fetch GiB")
     losses = (f"{lost} lost" for lost in range(1, len(rows[0].survival) + 1))
     tables.print_table(
         ["placement", *costs, *losses],
@@ -169,11 +158,8 @@ def _print_costs(job: JobShape, rows: Sequence[PlacementCosts], chosen: Placemen
             [
                 row.name + (" *" if row is chosen else ""),
                 ("too much: " if row.ram_bytes > most_bytes else "") + f"{row.ram_bytes / GIB:.2f}",
-                f"{1000 * row.stall_s:.1f}",
-                f"{row.publish_s:.2f}",
+                f"{row.stored_bytes / GIB:.2f}",
                 f"{row.fetch_bytes / GIB:.2f}",
-                f"{row.restore_s:.2f}",
-                "RAM lost" if row.slice_lost_s is None else f"{row.slice_lost_s:.2f}",
                 *map(_percent, row.survival),
             ]
             for row in rows
