@@ -19,7 +19,6 @@ from emergency_ckpt.tools.cli.output import tell
 from emergency_ckpt.tools.offline.draining.last import LastDrain
 from emergency_ckpt.tools.served_ramdisk import ReadOnlyRamdisk
 from emergency_ckpt.tools.signals import handling
-from emergency_ckpt.tools.survey.places import Places
 from emergency_ckpt.transfer.client import TransferClient
 from emergency_ckpt.transfer.server import TransferServer
 
@@ -162,20 +161,8 @@ def _serve_and_drain(
     stopping: SignalFlag,
     hurrying: SignalFlag,
 ) -> None:
-    options: list[str] = []
-    for name, value in (("--secret-file", args.secret_file), ("--owner", args.owner)):
-        options += [] if value is None else [name, str(value)]
-    places = Places((args.local_dir,), args.drain_to, owner_uid=args.owner)
     with TransferClient(run_id=args.run_id, secret=secret) as client:
-        last = LastDrain(
-            places,
-            args.run_id,
-            own,
-            client,
-            peers=args.peers,
-            trainers=args.trainers,
-            options=options,
-        )
+        last = LastDrain(args, own, client)
         if args.drain_after is None:
             _stopped(stopping, holdings)
         else:

@@ -12,6 +12,7 @@ One server drains, and the others serve it (``turn_at_the_end``).
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import subprocess
 import sys
@@ -23,7 +24,6 @@ from emergency_ckpt.background import SignalFlag
 from emergency_ckpt.core.wording import printable
 from emergency_ckpt.errors import CheckpointError
 from emergency_ckpt.ram.locks import current_holder, process_directories
-from emergency_ckpt.tools.survey.places import Places
 from emergency_ckpt.transfer.client import TransferClient
 from emergency_ckpt.transfer.pool import numeric_addresses
 
@@ -62,32 +62,14 @@ class LastDrain:
     """Notices the end of a job, and drains. Not thread-safe; use its methods in one thread.
 
     Args:
-      places: ramdisks of this host, and the persistent directory, which is written.
-      run_id: the run of the job.
+      args: the options of ``eckpt serve``.
       own: the address at which this host's server answers its peers.
-      peers: names or addresses of the servers of the job's hosts; this one may be among them.
-      trainers: names or addresses at which processes of the job answer while it runs.
-      options: further options of ``eckpt drain``.
     """
 
-    def __init__(
-        self,
-        places: Places,
-        run_id: str,
-        own: str,
-        client: TransferClient,
-        *,
-        peers: Sequence[str],
-        trainers: Sequence[str],
-        options: Sequence[str] = (),
-    ) -> None:
-        self._places = places
-        self._run_id = run_id
+    def __init__(self, args: argparse.Namespace, own: str, client: TransferClient) -> None:
+        self._args = args
         self._own = own
         self._client = client
-        self._peer_names = peers
-        self._trainer_names = trainers
-        self._options = options
         self._idle_since_s: float | None = None
         self._is_drained = False
 
@@ -131,20 +113,19 @@ class LastDrain:
             self._drain(peers)
 
     def _runs_here(self) -> bool:
-        for local_dir in self._places.local_dirs:
-            for path in process_directories(local_dir / self._run_id):
-                with contextlib.suppress(FileNotFoundError):  # removed meanwhile
-                    if current_holder(path, self._places.owner_uid) is not None:
-                        return True
+        for path in process_directories(self._args.local_dir / self._args.run_id):
+            with contextlib.suppress(FileNotFoundError):  # removed meanwhile
+                if current_holder(path, self._args.owner) is not None:
+                    return True
         return False
 
     def _peers(self) -> list[str]:
         """Return the other servers, sorted."""
-        addresses = {address for name in self._peer_names for address in numeric_addresses(name)}
+        addresses = {address for name in self._args.peers for address in numeric_addresses(name)}
         return sorted(addresses - {self._own})
 
     def _trainers(self) -> list[str]:
-        return [address for name in self._trainer_names for address in numeric_addresses(name)]
+        return [address for name in self._args.trainers for address in numeric_addresses(name)]
 
     def _is_below(self, peers: Sequence[str]) -> bool:
         """Return whether a server before this one answers, which then is the one to drain."""
@@ -166,18 +147,19 @@ class LastDrain:
     def _drain(self, peers: Sequence[str]) -> bool:
         """Drain, in a process of its own, which needs JAX and Orbax; return whether all is saved.
 
-        The secret is in the environment, or a file among the options.
+        The secret is in the environment, or in a file.
         """
-        places = self._places
+        args = self._args
         command = [
             *(sys.executable, "-m", "emergency_ckpt.tools.cli.main", "drain"),
-            *("--dir", places.directory, "--run-id", self._run_id, *self._options),
+            *("--dir", args.drain_to, "--run-id", args.run_id, "--local-dir", str(args.local_dir)),
         ]
-        for local_dir in places.local_dirs:
-            command += ["--local-dir", str(local_dir)]
+        for name, value in (("--secret-file", args.secret_file), ("--owner", args.owner)):
+            if value is not None:
+                command += [name, str(value)]
         if peers:
             command += ["--peers", ",".join(peers)]
-        _say(f"the job is over: drain to {places.directory}")
+        _say(f"the job is over: drain to {args.drain_to}")
         return subprocess.run(command, check=False).returncode == 0
 
 
