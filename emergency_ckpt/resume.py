@@ -27,12 +27,7 @@ class Resume:
         self._restores = 0
 
     def restore(
-        self,
-        state: PyTree,
-        host_state: object,
-        step: int | None,
-        *,
-        tensors_only: bool,
+        self, state: PyTree, host_state: object, step: int | None, *, tensors_only: bool
     ) -> tuple[RestoredState, RestoreReport] | None:
         """Restore ``step``, and let saves go on from it. Collective; blocks. No save is under way.
 
@@ -41,15 +36,15 @@ class Resume:
         3. All settle: leftovers of saves are forgotten, RAM is reserved for the saves to come.
         4. Saves continue from the step.
 
-        Returns None where there was nothing to restore. Raises as
-        ``EmergencyCheckpointer.restore``.
+        Returns None where there was nothing to restore; raises as the caller's own ``restore``.
         """
         parts = self._parts
         tree = describe(state, "restore")
         placement = parts.saver.work.place(tree)
-        wants_host_state, retained = host_state is not None, placement.retained
-        request = RestoreRequest(tree, state, step, wants_host_state, retained, tensors_only)
-        number, self._restores = self._restores, self._restores + 1
+        wants = host_state is not None
+        request = RestoreRequest(tree, state, step, wants, placement.retained, tensors_only)
+        name, is_first = f"restore/{self._restores}", self._restores == 0
+        self._restores += 1
         value = HostStateRestore(parts.restore_parts, host_state, placement.buddies)
         reports: list[RestoreReport | None] = []
         started_s = time.monotonic()
@@ -57,7 +52,6 @@ class Resume:
         try:
             with parts.held_steps():
                 parts.events.emit("restore.stage", stage="started", requested_step=step)
-                name = f"restore/{number}"
                 restore = Restore(parts.restore_parts, request, name, host_state=value)
                 restored = restore.run()
 
@@ -85,7 +79,7 @@ class Resume:
         (report,) = reports
         if restored is None or report is None:
             parts.saver.expect_steps_after(-1)
-            if number == 0:
+            if is_first:
                 parts.tell_begins_anew()
             return None
         self._continue_from(restored, is_requested=step is not None)
@@ -99,8 +93,8 @@ class Resume:
         parts.saver.continue_from(save, incarnation, tier, leaves_newer=is_requested)
         parts.events.locate(incarnation=incarnation)
         if parts.preservation is not None:
-            failed = [passed.step for passed in restored.rejected if passed.tier == PERSISTENT]
-            parts.preservation.mark_failed(failed)
+            rejected = [passed.step for passed in restored.rejected if passed.tier == PERSISTENT]
+            parts.preservation.mark_failed(rejected)
         parts.saver.expect_steps_after(save.step)
 
     def _reserve(

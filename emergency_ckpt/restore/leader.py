@@ -310,7 +310,7 @@ class RestoreLeader:
         if is_known or suspect.lives < MANY_LIVES:
             return
         self._reported_suspects.add(save)
-        reached = max([save.step, *(in_ram.step for in_ram in self._saves_in_ram)])
+        reached = max([save.step, *(other.step for other in self._saves_in_ram)])
         self._events.emit(
             "restore.suspect",
             step=save.step,
