@@ -308,10 +308,12 @@ def joined_errors(errors: Mapping[int, str]) -> str:
     return "; ".join(f"process {p}: {text}" for p, text in failed[:4])
 
 
-def run_and_report(work: Callable[[], object], tell: Callable[[str], Told]) -> Told:
-    """Run ``work``, and call ``tell`` with the text of its error, empty on success.
+def run_and_report(
+    work: Callable[[], object], tell: Callable[[CheckpointError | None], Told]
+) -> Told:
+    """Run ``work``, and call ``tell`` with its error as a CheckpointError, with None on success.
 
-    Returns the result of ``tell``; but raises the error of ``work``, as a CheckpointError.
+    Returns the result of ``tell``; but raises the error of ``work``.
     """
     failure: CheckpointError | None = None
     try:
@@ -322,7 +324,7 @@ def run_and_report(work: Callable[[], object], tell: Callable[[str], Told]) -> T
         text = f"unexpected {type(error).__name__}: {error}"
         failure = CheckpointError("run", "the collective work", text)
         failure.__cause__ = error
-    answer = tell(str(failure or "")[:ERROR_LIMIT_CHARS])
+    answer = tell(failure)
     if failure is not None:
         raise failure
     return answer

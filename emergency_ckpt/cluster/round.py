@@ -505,28 +505,23 @@ def run_on_all(
     result is empty without errors. ``watch``: goes on from one number on all processes.
     ``series``: as of ``Round``.
     """
-    in_use: tuple[str, str, str] | None = None
 
-    def run() -> None:
-        nonlocal in_use
-        try:
-            work()
-        except DirectoryInUse as error:
-            cut = ERROR_LIMIT_CHARS
+    def tell(error: CheckpointError | None) -> _Ready:
+        cut, in_use = ERROR_LIMIT_CHARS, None
+        if isinstance(error, DirectoryInUse):
             in_use = error.target[:cut], error.problem[:cut], error.hint[:cut]
-            raise
-
-    def tell(error: str) -> _Ready:
-        own = msgspec.json.encode(_Ready(error, watch.last_number, in_use))
+        own = _Ready(str(error or "")[:cut], watch.last_number, in_use)
         ready_round = Round(coordinator, name, timeout_s, prompt=True, series=series)
-        data = ready_round.hold(own, ready_round.when_all(lambda said: _together(said, name)))
+        data = ready_round.hold(
+            msgspec.json.encode(own), ready_round.when_all(lambda said: _together(said, name))
+        )
         together: _Ready = decode_message(
             data, _Ready, f"{name}.told", limit_bytes=MAX_MESSAGE_BYTES
         )
         watch.go_on_from(together.number)
         return together
 
-    together = run_and_report(run, tell)
+    together = run_and_report(work, tell)
     if together.in_use is not None:
         target, problem, hint = together.in_use
         raise DirectoryInUse("save in", target, problem, hint=hint)

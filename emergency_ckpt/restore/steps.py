@@ -153,7 +153,7 @@ class StepCatalog:
             with self.removals_held():
                 errors = run_and_report(
                     lambda: self._remove(step),
-                    lambda error: self._agree("remove", number, error),
+                    lambda error: self._agree("remove", number, str(error or "")),
                 )
         finally:
             # After a failure too: names of later saves follow from the call, alike on all.
