@@ -27,18 +27,14 @@ while the local tier has as many other slots as it needs (``LocalTier.may_stay_p
 that was given up keeps its memory, at most one slot and the area, until no view of that memory is
 alive. Until then a save that needs more memory fails.
 
-Arrays over the writers' devices are made from the snapshot's host memory, so Orbax sees ordinary
-arrays, without replicas where a leaf can be divided, and writes one layout for any number of
-slices. Each writer runs Orbax as a single-process job, because Orbax's barriers have fixed timeouts
-of minutes and a thread blocked in one aborts the process at exit. The writers meet in one more
-round instead (``WriterMeetings``), within the save's deadline: the first writer announces that it
-has made the folders, and waits for the reports that all is written before it commits. A save that
-is given up raises before it commits. A commit that was under way is then withdrawn, unless host
-states lie beside it: in that case the next save removes both.
+Each writer writes its part of Orbax's files (``storage.step_writer``), in one layout for any number
+of slices. The writers meet in one more round (``WriterMeetings``), within the save's deadline: the
+first writer announces that it has made the folders, and waits for the reports that all is written
+before it commits. A save that is given up raises before it commits. A commit that was under way is
+then withdrawn, unless host states lie beside it: in that case the next save removes both.
 
-From the second failed save in a row on, the first writer pauses, twice as long each time
-(``core.save.timing``, five minutes at most; not for forced saves), and tells the others at a due
-step. ``retention`` removes old steps in the background on the process that published the newest
-step: the marker first, then the name under which Orbax finds the step, then the bytes. It never
-removes the last complete step, nor any step while a restore reads.
+From the second failed save in a row on, the first writer pauses (``core.save.timing``; not for
+forced saves), and tells the others at a due step. ``retention`` removes old steps in the background
+on the process that published the newest step, but never the last complete step, nor any step while
+a restore reads.
 """
