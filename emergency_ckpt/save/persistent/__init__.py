@@ -7,7 +7,7 @@ One save:
    the reason why it cannot.
 3. Each writer has its shards in host memory (``capture``). They are in the slot of the step's local
    save, which the writer pins, or are copied at once into an area that the next save reuses.
-4. The writers write host states, then tensors (Orbax commits), then checksums, then
+4. The writers write host states, then tensors (the first commits), then checksums, then
    ``marker.json``. Each stage is a round (``cluster.round``) that the first writer leads: the first
    writer alone reads the reports, and answers all with the first failure or none. A writer asks the
    coordination service eight times a save, whatever the number of writers.
