@@ -148,7 +148,6 @@ class Opened:
         notices = find_notices(member.coordinator, grace_s, events) if heeds else None
         self.watch = PreemptionWatch(notices, grace_s=grace_s)
         self.left_processes = LeftProcesses(member.coordinator)
-        self._lost = LostPeers(member.coordinator, member.peers)
         try:
             self._assemble()
             # Also so that no process's restore timeout runs while the leader waits for storage.
@@ -310,7 +309,7 @@ class Opened:
                 failures=self.failures,
                 finite=finite,
                 link=self.link,
-                inspect=self._lost.inspect,
+                inspect=LostPeers(member.coordinator, member.peers).inspect,
             ),
             member.incarnation,
         )

@@ -27,6 +27,12 @@ from emergency_ckpt.errors import (
 from emergency_ckpt.storage.meetings import BEGUN
 from emergency_ckpt.types import PERSISTENT, SaveId, ShardId
 
+FIRST_STAGE = "host_states"
+DOCUMENTS = "documents"
+TENSORS = "tensors"
+_KEPT_REFUSALS = 2
+_SAVES = 2
+"""A wait for the outcome lasts so many timeouts: the first writer may begin one save later."""
 LeftOut = Literal["", "paused", "late"]
 """Why all processes leave a save out, which is no failure; empty for a failure."""
 
@@ -106,14 +112,6 @@ def agreed_crcs(every: Sequence[StageReport]) -> tuple[dict[ShardId, int], list[
 def text_of(error: Exception) -> str:
     """Return a text that is never empty: to the others an empty text means success."""
     return str(error) if isinstance(error, CheckpointError) else f"{type(error).__name__}: {error}"
-
-
-FIRST_STAGE = "host_states"
-DOCUMENTS = "documents"
-TENSORS = "tensors"
-_KEPT_REFUSALS = 2
-_SAVES = 2
-"""A wait for the outcome lasts so many timeouts: the first writer may begin one save later."""
 
 
 class StorageRounds:
