@@ -55,7 +55,6 @@ class Membership:
 
     Attributes:
       incarnation: its name, which the leader has chosen, and which this process's RAM records.
-      known: what this process's RAM knew of the run when the process joined.
       newest_step: the newest step that any process, or storage, knew of; -1 without any.
       complete: the newest save that any process had on record in RAM as complete on all.
 
@@ -100,17 +99,12 @@ class Membership:
         if start.secret is None and count > 1 and me == 0:
             events.emit("warning", cause="setting", text=MADE_UP)
         self.client = TransferClient(
-            run_id=run_id,
-            secret=self._secret,
-            io_timeout_s=config.transfer_timeout_s,
+            run_id=run_id, secret=self._secret, io_timeout_s=config.transfer_timeout_s
         )
         self.peers = Peers(self.coordinator, self.client)
         try:
             started = agree_start(
-                self.coordinator,
-                self._start_serving,
-                config.start_timeout_s,
-                stored,
+                self.coordinator, self._start_serving, config.start_timeout_s, stored
             )
         except BaseException:
             self.leave()
@@ -170,10 +164,9 @@ class Membership:
         # The directories that this process may adopt later, when all have come, have records of
         # incarnations too.
         nearby = greatest_number(local_dir / self._run_id)
-        self.known = Known(
-            max(inventory.greatest, nearby), inventory.newest_step, inventory.known_complete
-        )
-        return self._server.contact, self.known
+        greatest = max(inventory.greatest, nearby)
+        known = Known(greatest, inventory.newest_step, inventory.known_complete)
+        return self._server.contact, known
 
     def _ensure_local_dir(self) -> Path:
         """Return the directory of runs in RAM, of which this process claims its part.
