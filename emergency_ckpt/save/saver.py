@@ -144,13 +144,14 @@ class Saver:
                     "save.skipped", step=step, cause="older", newest=self._newest_due
                 )
             return False
-        plain = None if metrics is None else named_metrics(metrics)
+        json_metrics = None if metrics is None else named_metrics(metrics)
         forced = force or preempted
         save = self.saved.identity(step, forced=forced)
-        orbax = orbax or OrbaxStep(metrics=plain)
+        orbax = orbax or OrbaxStep(metrics=json_metrics)
         orbax = msgspec.structs.replace(orbax, step_name=self._parts.config.orbax.step_name)
         check_items(orbax, state)
-        request = SaveRequest(save, state, host_state, plain, time.monotonic(), forced, orbax)
+        now_s = time.monotonic()
+        request = SaveRequest(save, state, host_state, json_metrics, now_s, forced, orbax)
         if preempted:
             return self._save_preempted(step, request)
         self._settle_past(save, due)
