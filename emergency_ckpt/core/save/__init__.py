@@ -6,6 +6,7 @@
 3. ``snapshot_plan`` chooses the device, the order and the copies for each transfer to the host.
 4. ``save_rules.decide_vote`` decides whether the save is complete on all processes.
 5. ``retention_rules`` lists the persistent steps that may be removed.
+6. ``ending`` says at the end of a run, and after a notice, whether storage gets RAM's newest step.
 
 Guaranteed: an announced step is the same call of ``save`` on all processes, and a process that is
 late for the call knows it, for any delay of messages; a save counts only when every expected
