@@ -90,17 +90,17 @@ class StepInspection:
     PersistentTierError when storage does not answer, or refuses: the step may be usable then.
 
     Args:
-      told: the texts that were logged, which this object adds to.
+      logged: the texts that were logged; this object adds to them.
       number: the greatest incarnation of the log, for the incarnations of steps of plain Orbax.
       deadline_s: of ``time.monotonic``, for all calls; None: each call has its own.
     """
 
     def __init__(
-        self, storage: StorageDirectory, reported: set[str], number: int, deadline_s: float | None
+        self, storage: StorageDirectory, logged: set[str], number: int, deadline_s: float | None
     ) -> None:
         self._storage = storage
         self._directory = storage.path
-        self._reported = reported
+        self._logged = logged
         self._number = number
         self._deadline_s = deadline_s
 
@@ -334,15 +334,15 @@ class StepInspection:
     def _warn(self, step: int, problem: str) -> None:
         """Log the problems of the first few steps; the restore's rejections have all problems."""
         text = f"step {step}: {problem}"
-        if len(self._reported) < _WARNINGS or text in self._reported:
+        if len(self._logged) < _WARNINGS or text in self._logged:
             self.tell(text)
         else:
             self.tell("further steps that cannot be used are not logged one by one")
 
     def tell(self, text: str) -> None:
         """Log each text once, because the steps are inspected often."""
-        if text not in self._reported:
-            self._reported.add(text)
+        if text not in self._logged:
+            self._logged.add(text)
             logging.warning("%s in %s", text, self._directory)
 
     def _plain_in(self, folder: str, step: int, *, is_hidden: bool = False) -> FoundStep | None:

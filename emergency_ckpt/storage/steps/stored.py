@@ -76,11 +76,11 @@ class StoredSteps:
     def __init__(self, storage: StorageDirectory) -> None:
         self._storage = storage
         self.log = StepLog(storage)
-        self._told: set[str] = set()
+        self._logged: set[str] = set()
 
     def inspection(self, number: int = 0, deadline_s: float | None = None) -> StepInspection:
         """Return an object that inspects single steps, with the arguments of its class."""
-        return StepInspection(self._storage, self._told, number, deadline_s)
+        return StepInspection(self._storage, self._logged, number, deadline_s)
 
     def view(self, deadline_s: float | None = None, log: LogRead | None = None) -> StoredView:
         """Return the contents of the directory. PersistentTierError; OtherFormat.
