@@ -20,10 +20,6 @@ PLAIN = ""
 """Kind of the names that are the number itself."""
 
 
-INSPECTED_AT_MOST = 10_000
-"""Maximum number of folders of each kind that are read in search of complete steps."""
-
-
 def is_format(of_zero: str) -> bool:
     """Return whether steps can be named in a format, which is given as its name of step 0."""
     match = _NAME.fullmatch(of_zero)

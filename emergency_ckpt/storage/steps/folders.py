@@ -6,13 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import zip_longest
 
-from emergency_ckpt.core.step_names import (
-    INSPECTED_AT_MOST,
-    PLAIN,
-    folders_of,
-    may_be_unknown_step,
-    steps_by_kind,
-)
+from emergency_ckpt.core.step_names import PLAIN, folders_of, may_be_unknown_step, steps_by_kind
 from emergency_ckpt.errors import PersistentTierError
 from emergency_ckpt.storage.directory import StorageDirectory
 from emergency_ckpt.storage.marker import HOST_STATE
@@ -26,6 +20,7 @@ INSPECTED_AT_ONCE = 16
 _UNKNOWN_TRIED = 16
 _ITEMS_TRIED = 64
 _INSPECTED = 4 * INSPECTED_AT_ONCE
+_INSPECTED_AT_MOST = 10_000
 
 
 class StepFolders:
@@ -75,15 +70,14 @@ class StepFolders:
             kind, name = look
             return kind not in kinds and self._is_step(name)
 
-        ranks = zip_longest(*(names[:INSPECTED_AT_MOST] for names in doubtful.values()))
         looks = [
             (kind, name)
-            for rank in ranks
-            for kind, name in zip(doubtful, rank, strict=True)
+            for names_of_one_rank in zip_longest(*doubtful.values())
+            for kind, name in zip(doubtful, names_of_one_rank, strict=True)
             if name is not None
         ]
         with ThreadPoolExecutor(INSPECTED_AT_ONCE, "eckpt-kinds") as pool:
-            for start in range(0, min(len(looks), INSPECTED_AT_MOST), _INSPECTED):
+            for start in range(0, min(len(looks), _INSPECTED_AT_MOST), _INSPECTED):
                 some = looks[start : start + _INSPECTED]
                 answers = pool.map(shows_new_kind, some)
                 kinds |= {kind for (kind, _), yes in zip(some, answers, strict=True) if yes}
