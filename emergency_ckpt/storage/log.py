@@ -72,19 +72,16 @@ class StepLog:
     The ``KEPT`` newest versions have no gaps.
 
     Attributes:
+      target: the path of the folder with the versions.
       seen: shared by all objects that read and write the directory for one process.
     """
 
     def __init__(self, storage: StorageDirectory) -> None:
         self._storage = storage
+        self.target = f"{storage.path}/{LOG_FOLDER}"
         self.seen = SeenVersion()
         self._strays: set[int] = set()
         """Damaged versions whose numbers leave a gap: they do not count."""
-
-    @property
-    def target(self) -> str:
-        """Return the path of the folder with the versions."""
-        return f"{self._storage.path}/{LOG_FOLDER}"
 
     def read(self, deadline_s: float | None = None) -> LogRead:
         """Return the newest version that can be used; damaged newer versions are in ``faults``.

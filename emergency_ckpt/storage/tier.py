@@ -103,6 +103,7 @@ class PersistentTier:
       step_name: as in ``StorageDirectory``.
 
     Attributes:
+      directory: the path or URL.
       storage: calls to the directory.
       found: the steps of the directory.
       writer: of the directory's log, in a process that may ``publish`` and ``remove``; else None.
@@ -122,6 +123,7 @@ class PersistentTier:
         self.storage = StorageDirectory(directory, timeout_s, step_name)
         self.found = StoredSteps(self.storage)
         self._directory = self.storage.path
+        self.directory = str(self._directory)
         self._buffer_bytes = buffer_bytes
         self._orbax_item = orbax_item
         self._written: list[str] = []  # its last databases on a file system
@@ -138,11 +140,6 @@ class PersistentTier:
         )
         tier.found.log.seen = self.found.log.seen
         return tier
-
-    @property
-    def directory(self) -> str:
-        """Return the path or URL of the tier's directory."""
-        return str(self._directory)
 
     def create(self, deadline_s: float | None = None) -> None:
         """Make the directory; for a bucket, only check that it exists."""
