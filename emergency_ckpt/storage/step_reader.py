@@ -33,19 +33,13 @@ PIECE_BYTES = 256 << 20
 class StoredStepReader:
     """A step in storage; see ``StepReader``. Boxes with a known CRC32C are compared with it.
 
-    Args:
-      stored_step: a step without a problem.
-      name: the name of the step in messages.
-
     Attributes:
-      found: the ``stored_step``.
-      saved_s: Unix time of the step's commit; None when the time is not known.
-      metrics: as given to ``save``, from the log.
+      found: the step that is read, which has no problem.
     """
 
-    def __init__(self, tier: PersistentTier, stored_step: FoundStep, name: str) -> None:
+    def __init__(self, tier: PersistentTier, stored_step: FoundStep) -> None:
         marker, step = stored_step.marker, stored_step.step
-        self.name = name
+        self.name = f"step {step.step} in {tier.directory}"
         self.save = marker.save if marker else SaveId(step.step, step.incarnation, "")
         self.notes: list[str] = []
         self.found = stored_step

@@ -176,10 +176,10 @@ class PersistentTier:
 
     def reader(self, stored_step: FoundStep) -> StoredStepReader:
         """Return the reader of a step; CorruptData when the step has a problem."""
-        number = stored_step.step.step
-        if stored_step.step.problem:
-            raise CorruptData("find", f"{self.directory}/{number}", stored_step.step.problem)
-        return StoredStepReader(self, stored_step, f"step {number} in {self.directory}")
+        step = stored_step.step
+        if step.problem:
+            raise CorruptData("find", f"{self.directory}/{step.step}", step.problem)
+        return StoredStepReader(self, stored_step)
 
     def publish(self, step: StepReader, life: str, chain: Timeline | None = None) -> None:
         """Write a step of another tier as a save of ``life`` does, unless storage has that save.
@@ -191,14 +191,12 @@ class PersistentTier:
         documents = step.host_states()
         for _ in range(_MOST_DISTURBANCES):
             try:
-                self._publish(step, documents, life, chain)
+                return self._publish(step, documents, life, chain)
             except PersistentTierError as error:
                 if error.retryable or isinstance(error, DirectoryInUse):
                     raise
                 self._own_writer().check()
-            else:
-                return
-        self._publish(step, documents, life, chain)
+        return self._publish(step, documents, life, chain)
 
     def _publish(
         self, step: StepReader, documents: Mapping[int, bytes], life: str, chain: Timeline | None
