@@ -371,7 +371,7 @@ class StorageDirectory:
             if changes is not None:
                 LATE_CHANGES.wait(str(self.path), changes, deadline_s)
             if progress is not None:
-                return call(target, work, progress=progress, again_after_s=again_after_s)
+                return call(target, work, progress=progress)
             return call_with_retries(
                 target, work, deadline_s=deadline_s, again_after_s=again_after_s
             )
