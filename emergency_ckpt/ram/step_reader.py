@@ -73,14 +73,16 @@ class RamStep:
         self._slots = copies
         self._documents = documents
         self._inventory = _inventory(copies, documents)
-        self._leaves = {leaf.path: leaf for leaf in copies[0].contents.leaves}
+        self.leaves: Mapping[str, LeafSpec] = {
+            leaf.path: leaf for leaf in copies[0].contents.leaves
+        }
         self.notes = [divergence.describe() for divergence in divergences(self._inventory, save)]
         holders: dict[str, list[str]] = {}
         for copy in copies:
             holders.setdefault(copy.digest, []).append(copy.holder)
         others = left_out(save, {copy.digest: copy.contents for copy in copies}, holders, {})
         self._copies: dict[str, dict[Box, list[tuple[SlotCopy, ShardEntry]]]]
-        self._copies = {path: {} for path in self._leaves}
+        self._copies = {path: {} for path in self.leaves}
         for copy in copies:
             for index, entry in enumerate(copy.contents.shards):
                 path = copy.contents.leaves[entry.leaf].path
@@ -89,11 +91,6 @@ class RamStep:
                     self._copies[path].setdefault(entry.box, []).append((copy, entry))
         self._portions: dict[str, list[Portion]] = {}
         self._last: tuple[str, Box, Array] | None = None
-
-    @property
-    def leaves(self) -> Mapping[str, LeafSpec]:
-        """Return every leaf of the save, by path."""
-        return self._leaves
 
     def copies(self, path: str) -> list[ShardCopies]:
         """Return what the holders have of a leaf, also what is not taken."""
@@ -125,7 +122,7 @@ class RamStep:
 
     def read(self, path: str, box: Box) -> Array:
         """Return the elements of a box; CorruptData when no sound copy of a shard is left."""
-        spec = self._leaves[path]
+        spec = self.leaves[path]
         array = np.empty(shape_of(box), dtype_named(spec.dtype))
         for source, part in self._divided(path):
             if intersect(part, box) is not None:
@@ -184,7 +181,7 @@ class RamStep:
 
     def _divided(self, path: str) -> list[Portion]:
         if path not in self._portions:
-            target = whole(self._leaves[path].global_shape)
+            target = whole(self.leaves[path].global_shape)
             portions, missing = divide(target, sorted(self._copies[path]))
             if missing:
                 raise LocalTierError(
@@ -208,7 +205,7 @@ class RamStep:
                 problems.append(f"{copy.place}: {error}")
                 continue
             self.notes += problems
-            array = data.view(dtype_named(self._leaves[path].dtype)).reshape(shape_of(box))
+            array = data.view(dtype_named(self.leaves[path].dtype)).reshape(shape_of(box))
             self._last = (path, box, array)
             return array
         raise CorruptData(

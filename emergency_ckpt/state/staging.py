@@ -613,18 +613,6 @@ def _part(array: jax.Array, start: int, *, rows: int, lead: int) -> jax.Array:
     return jax.lax.dynamic_slice_in_dim(in_rows, start, rows)
 
 
-def _piece_of(flight: _Flight, bound_bytes: int) -> jax.Array:
-    """Return the array of one piece: the source's own, or rows of it that its device cuts out."""
-    source = flight.source
-    if flight.nbytes == source.nbytes:
-        return source.array
-    _, lead, row_bytes = _rows(source, bound_bytes)
-    with on_one_device(source.array.devices()):
-        return _part(
-            source.array, flight.offset // row_bytes, rows=flight.nbytes // row_bytes, lead=lead
-        )
-
-
 @contextlib.contextmanager
 def on_one_device(devices: set[Device]) -> Generator[None]:
     """Run programs on the one of ``devices``, in any context of the caller's.
@@ -638,9 +626,19 @@ def on_one_device(devices: set[Device]) -> Generator[None]:
 
 
 def _start_by_jax(flights: Sequence[_Flight], bound_bytes: int) -> None:
-    """Start transfers that JAX makes, in one call where they go to pinned memory."""
-    with jax.transfer_guard("allow"):
-        pieces = [_piece_of(flight, bound_bytes) for flight in flights]
+    """Start transfers that JAX makes, in one call where they go to pinned memory.
+
+    What moves is the array of the source, or rows of it that its device cuts out.
+    """
+    pieces: list[jax.Array] = []
+    for flight in flights:
+        array = flight.source.array
+        if flight.nbytes < flight.source.nbytes:
+            _, lead, row_bytes = _rows(flight.source, bound_bytes)
+            start, rows = flight.offset // row_bytes, flight.nbytes // row_bytes
+            with jax.transfer_guard("allow"), on_one_device(array.devices()):
+                array = _part(array, start, rows=rows, lead=lead)
+        pieces.append(array)
     arrays = begin_transfers(pieces, [flight.way for flight in flights])
     for flight, array in zip(flights, arrays, strict=True):
         flight.array = array
