@@ -89,13 +89,14 @@ def run(
     """
     spec = job_spec(args)
     supervisor = supervisor_of(spec, _show)
-    spec.log_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if args.log_dir is None:
+        spec.log_dir.mkdir(mode=0o700)
     try:
         with handling(_STOP_SIGNALS, supervisor.stop):
             _say(f"ramdisks in {spec.local_root}, logs in {spec.log_dir}")
             result = supervisor.run(args.timeout_s)
     finally:
-        if not any(spec.log_dir.iterdir()):  # the job did not start
+        if args.log_dir is None and not any(spec.log_dir.iterdir()):  # the job did not start
             spec.log_dir.rmdir()
     if result.error is not None:
         _say(str(result.error))
