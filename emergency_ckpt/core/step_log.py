@@ -47,7 +47,7 @@ class Entry(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fiel
       saved_s: Unix time by the writer's clock, for people and for policies of seconds.
       folder: the name of the folder where the name is not the number.
       metrics: as given to ``save``.
-      lives: number of lives in a row that loaded the step from storage, without a newer save.
+      lives: number of lives in a row that began from this step in storage, without a newer save.
     """
 
     step: int

@@ -451,8 +451,8 @@ def read_at_most(path: epath.Path, limit_bytes: int) -> bytes:
 def _has(path: epath.Path, data: bytes) -> bool:
     """Return whether a file that storage has reported has these bytes.
 
-    ConnectionError without a file, which was removed meanwhile, or which storage only said to have:
-    the write may succeed later.
+    ConnectionError without a file: the file was removed meanwhile, or storage has contradicted
+    itself, and the write may succeed later.
     """
     try:
         return read_at_most(path, len(data) + 1) == data

@@ -23,7 +23,8 @@ KEPT = 8
 _FILE = DigestedFile("version", Table, limit_bytes=MAX_LOG_BYTES, version=2)
 _NAME = re.compile(r"([0-9]{12})\.json", re.ASCII)
 _HINT = f"{LOG_FOLDER}/newest"
-"""A file with a number that the newest version has reached, on a file system: a place to search."""
+"""A file with a number that the newest version has reached, on a file system alone. Like a listing,
+the number only serves to find the newest version."""
 _NUMBER = re.compile(rb"[0-9]{1,12}")
 _PAUSE_S = 0.5
 

@@ -120,7 +120,7 @@ class StepInspection:
         return self._confirmed(look)
 
     def _confirmed(self, look: Callable[[], _Found]) -> _Found:
-        """Return the result of ``look``, or of its second call after a problem: ``read_twice``."""
+        """Return the result of ``look``, called twice after a problem, as ``read_twice`` does."""
         first = look()
         if first is None or first.is_junk or not first.step.problem:
             return first
