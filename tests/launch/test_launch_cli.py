@@ -143,7 +143,7 @@ def test_launch_gives_the_failing_exit_code_and_keeps_ram(
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", ":".join(sys.path))
     code, root, _ = launch(
-        make_spec, "print('bad luck'); sys.exit(5)", "--breaker-deaths=1", "--quiet"
+        make_spec, "print('bad luck'); sys.exit(5)", "--max-restarts=0", "--quiet"
     )
     assert code == 5
     assert root.exists()
@@ -219,5 +219,5 @@ def test_launch_without_steps_says_how_to_report_them(
     fault = ("--fault", "step=10 kill=slice:1")
     assert launch(make_spec, "print('trained')", *fault)[0] == 0
     assert "no process has reported a step" in capfd.readouterr().err
-    assert launch(make_spec, "sys.exit(5)", "--breaker-deaths=2")[0] == 5
+    assert launch(make_spec, "sys.exit(5)", "--max-restarts=1")[0] == 5
     assert "no process has reported a step" in capfd.readouterr().err

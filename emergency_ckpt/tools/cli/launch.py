@@ -61,12 +61,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--max-restarts", type=int, default=5, help="then the job has failed")
     parser.add_argument(
-        "--breaker-deaths",
-        type=int,
-        default=JobSpec.breaker_deaths,
-        help="give up after this many deaths in a row without progress",
-    )
-    parser.add_argument(
         "--hang-timeout-s", type=seconds, help="restart when no step was reported for this time"
     )
     parser.add_argument(
@@ -124,7 +118,6 @@ def job_spec(args: argparse.Namespace) -> JobSpec:
         local_root=local_root.absolute(),
         log_dir=log_dir.absolute(),
         max_restarts=args.max_restarts,
-        breaker_deaths=args.breaker_deaths,
         hang_timeout_s=args.hang_timeout_s,
         grace_s=args.grace_s,
         keep_ram="always" if args.keep_ram else keep_ram,

@@ -47,7 +47,6 @@ class JobSpec:
       secret: the job's secret for processes without one from the user; in their environment, which
         no other user of the machine can read. Two jobs have different ones.
       max_restarts: maximum number of lives after the first.
-      breaker_deaths: stop after this number of successive deaths without progress of the job.
       hang_timeout_s: seconds without a higher step from any process (start-up and compilation
         included) after which all are ended, which counts as a death. None: no limit.
       grace_s: seconds between SIGTERM and SIGKILL when the job is stopped or has reached its
@@ -67,7 +66,6 @@ class JobSpec:
     env: Mapping[str, str] = field(default_factory=dict[str, str])
     secret: str = field(default_factory=lambda: generate_secret().decode(), repr=False)
     max_restarts: int = 5
-    breaker_deaths: int = 5
     hang_timeout_s: float | None = None
     grace_s: float = 30.0
     keep_ram: KeepRam = "after-failure"
@@ -185,7 +183,7 @@ def _spec_problems(spec: JobSpec) -> list[str]:
         problems.append("no command was given")
     elif shutil.which(spec.command[0]) is None:
         problems.append(f"command {spec.command[0]!r} was not found or cannot be run")
-    for name in ("slices", "hosts_per_slice", "devices_per_host", "breaker_deaths"):
+    for name in ("slices", "hosts_per_slice", "devices_per_host"):
         if getattr(spec, name) < 1:
             problems.append(f"{name} must be at least 1, got {getattr(spec, name)}")
     if spec.host_count > MAX_HOSTS:

@@ -131,7 +131,6 @@ class Supervisor:
             decision, reason = decide(
                 self._lives,
                 max_restarts=self.spec.max_restarts,
-                breaker_deaths=self.spec.breaker_deaths,
                 is_configuration=self._is_configuration(life),
             )
             if decision != "restart":
@@ -249,11 +248,7 @@ def _root_cause(deaths: Sequence[ProcessExit]) -> ProcessExit:
 
 
 def decide(
-    lives: Sequence[LifeResult],
-    *,
-    max_restarts: int,
-    breaker_deaths: int,
-    is_configuration: bool = False,
+    lives: Sequence[LifeResult], *, max_restarts: int, is_configuration: bool
 ) -> tuple[Decision, str]:
     """Return the decision after the last of ``lives``, and its reason.
 
@@ -266,26 +261,6 @@ def decide(
         return "give-up", "stopped on request" if last.ending == "stopped" else "out of time"
     if is_configuration:
         return "give-up", "a configuration error, which no restart mends"
-    idle = deaths_without_progress(lives)
-    if idle >= breaker_deaths:
-        return "give-up", f"crash loop: {idle} deaths in a row without progress"
     if len(lives) > max_restarts:
         return "give-up", f"the limit of {max_restarts} restarts is reached"
     return "restart", "hung" if last.ending == "hung" else str(last.first_death)
-
-
-def deaths_without_progress(lives: Sequence[LifeResult]) -> int:
-    """Return the number of deaths at the end of ``lives`` without a higher step.
-
-    A life that repeats steps and dies where its predecessor died makes no progress, as with a bad
-    batch or a bug at one step.
-    """
-    count = 0
-    furthest = -1
-    for life in lives:
-        if life.step > furthest:
-            count = 0
-            furthest = life.step
-        else:
-            count += 1
-    return count
