@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
@@ -56,6 +57,7 @@ class StepCatalog:
       removals_held: a context in which no other part of the program removes old steps.
       forget: called on all processes with a step that was removed, or was to be removed.
       incarnation: of this life's saves.
+      calls: the number of collective calls so far, by kind.
       series: the rounds of surveys, removals and inspections.
     """
 
@@ -64,9 +66,7 @@ class StepCatalog:
     removals_held: Callable[[], AbstractContextManager[object]]
     forget: Callable[[int], None]
     incarnation: Callable[[], str]
-    surveys: int = 0
-    removals: int = 0
-    inspections: int = 0
+    calls: Counter[str] = dataclasses.field(default_factory=Counter[str])
     series: Series = dataclasses.field(default_factory=Series)
 
     def known(self) -> list[int]:
@@ -104,8 +104,7 @@ class StepCatalog:
           HolderUnreachable: a manifest of some process cannot be read.
           RestoreFailed, DeadlineExceeded: a process failed or did not come.
         """
-        parts, number = self.parts, self.surveys
-        self.surveys += 1
+        parts, name = self.parts, self._next_name("survey")
         tree = describe(state, "survey")
         limits = parts.config.time_limits
         end_s = time.monotonic() + limits.patience_s
@@ -119,7 +118,7 @@ class StepCatalog:
             leader = RestoreLeader(parts, request, targets, calls, end_s)
         rounds = RestoreRounds(
             parts.coordinator,
-            f"survey/{number}",
+            name,
             self.series,
             tree.wanted,
             leader,
@@ -130,10 +129,8 @@ class StepCatalog:
 
     def ramdisks_intact(self) -> bool:
         """Return whether every process still has its directory in RAM. Collective."""
-        number = self.inspections
-        self.inspections += 1
         own = "" if self.parts.tier.is_intact() else "lost"
-        return not self._agree("intact", number, own)
+        return not self._agree(self._next_name("intact"), own)
 
     def remove(self, step: int) -> None:
         """Remove ``step`` from both tiers, even the last step. Collective; blocks.
@@ -147,13 +144,12 @@ class StepCatalog:
         if self.parts.config.only_reads:
             problem = "this checkpointer only reads: local_save_every and save_every are 0"
             raise CheckpointError("remove", f"step {step}", problem)
-        number = self.removals
-        self.removals += 1
+        name = self._next_name("remove")
         try:
             with self.removals_held():
                 errors = run_and_report(
                     lambda: self._remove(step),
-                    lambda error: self._agree("remove", number, str(error or "")),
+                    lambda error: self._agree(name, str(error or "")),
                 )
         finally:
             # After a failure too: names of later saves follow from the call, alike on all.
@@ -161,10 +157,15 @@ class StepCatalog:
         if errors:
             raise RestoreFailed("remove", f"step {step}", errors)
 
-    def _agree(self, kind: str, number: int, error: str) -> str:
-        parts, name = self.parts, f"{kind}/{number}"
-        timeout_s = parts.config.time_limits.patience_s
-        return agree(parts.coordinator, name, error, timeout_s, self.series)
+    def _next_name(self, kind: str) -> str:
+        """Return the name of a collective call, which is the same on all processes."""
+        name = f"{kind}/{self.calls[kind]}"
+        self.calls[kind] += 1
+        return name
+
+    def _agree(self, name: str, error: str) -> str:
+        timeout_s = self.parts.config.time_limits.patience_s
+        return agree(self.parts.coordinator, name, error, timeout_s, self.series)
 
     def _remove(self, step: int) -> None:
         for tier in reversed(self.tiers):  # after a failure in storage, RAM keeps the step
