@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import signal
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,8 +12,18 @@ import pytest
 from world import World
 
 from emergency_ckpt import checkpointer
+from emergency_ckpt.cluster.preemption import OwnNotices
 
 LONG_S = 60.0
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_handler_is_left() -> Iterator[None]:
+    """A dropped checkpointer ends in a thread; only the main thread can set SIGTERM's handler."""
+    yield
+    wait_for_dropped()
+    OwnNotices().close()
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
 @pytest.fixture

@@ -1,0 +1,41 @@
+"""What a failed attempt of a restore leaves behind: no memory that the next save needs."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+
+import pytest
+from damage import flip
+from world import World
+
+from emergency_ckpt.restore.shards import ShardCollection
+
+
+@pytest.fixture
+def no_collector() -> Iterator[None]:
+    """As in trainers that turn Python's collector off: cycles stay."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.usefixtures("no_collector")
+def test_failed_attempt_keeps_no_memory_without_the_collector(world: World) -> None:
+    """The error of a damaged copy is in a reference cycle, and its frames had the shards."""
+    with world.open_both() as saving:
+        saving.restore(state=world.state(0))
+        saving.save(step=2, state=world.state(2), force=True)
+        saving.wait_until_finished()
+    slots = list(world.ramdisk.rglob("slot_*.bin"))
+    for slot in slots:
+        for position in range(0, slot.stat().st_size, 512):
+            flip(slot, position)
+    assert slots
+    with world.open_both() as restoring:
+        step, _ = restoring.restore(state=world.state(0))
+        assert step == 2
+        assert world.named("restore.quarantined")
+        assert world.named("restore.stage", stage="loaded")
+        assert not [thing for thing in gc.get_objects() if isinstance(thing, ShardCollection)]
