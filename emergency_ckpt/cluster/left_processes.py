@@ -142,12 +142,16 @@ class LeftProcesses:
         for process, leaving in _leaving(coordinator, processes).items():
             if leaving.begun.get(tier, (-1, -1, "")) < in_order(save):
                 sentences[process] = f"process {process} has left: {leaving.reason}"
-        kind = f"{_AT}/{tier}"
-        for process, data in _said(coordinator, kind, processes).items():
-            at = _place(data, f"{kind}/{process}")
-            if at > in_order(save):
-                sentences[process] = has_come_to(process, at[1])
+        for process, step in self.passed(tier, save, processes).items():
+            sentences[process] = has_come_to(process, step)
         return dict(sorted(sentences.items()))
+
+    def passed(self, tier: TierName, save: SaveId, processes: Collection[int]) -> dict[int, int]:
+        """Return which of ``processes`` have come to a later save than ``save``, with its step."""
+        kind = f"{_AT}/{tier}"
+        said = _said(self._coordinator, kind, processes)
+        places = {process: _place(data, f"{kind}/{process}") for process, data in said.items()}
+        return {process: at[1] for process, at in places.items() if at > in_order(save)}
 
     def has_passed(self, tier: TierName, save: SaveId, process: int) -> bool:
         """Return whether ``process`` has come to a later save than ``save``."""

@@ -45,6 +45,7 @@ class LocalSave:
       host_state: captured payload of the non-tensor state.
       buddies: processes that get a copy of the host state.
       orbax: as given to ``save``; written to storage with the step, if RAM's copy is written there.
+      is_announced: the leader has announced the save: a process may have read that too late.
     """
 
     save: SaveId
@@ -54,6 +55,7 @@ class LocalSave:
     host_state: host_states.Payload
     buddies: tuple[int, ...]
     orbax: OrbaxStep = OrbaxStep()  # noqa: RUF009 - immutable
+    is_announced: bool = False
 
 
 class LocalSaves:
@@ -170,7 +172,7 @@ class LocalSaves:
             job.capture.close()
         self.waits_for_others, vote_s = True, time.monotonic()
         try:
-            outcome = self._vote.cast(job.save, ballot)
+            outcome = self._vote.cast(job.save, ballot, is_announced=job.is_announced)
         finally:
             self.waits_for_others = False
         ended_s = time.monotonic()

@@ -248,6 +248,7 @@ class SaveWork:
             host_state=payload,
             buddies=placement.buddies,
             orbax=request.orbax,
+            is_announced=self._schedules[LOCAL].plan.is_announced and not request.must_exist,
         )
         parts: list[Work] = [partial(self._parts.local.run, job)]
         if plan.reserve_rest is not None:

@@ -118,8 +118,11 @@ class Vote:
         self._is_decided = True
         self._late: set[int] = set()
 
-    def cast(self, save: SaveId, ballot: Ballot) -> Outcome:
-        """Vote on ``save`` and return the outcome. Collective, once for each save."""
+    def cast(self, save: SaveId, ballot: Ballot, *, is_announced: bool = False) -> Outcome:
+        """Vote on ``save`` and return the outcome. Collective, once for each save.
+
+        ``is_announced``: a process may begin a later save before it reads that ``save`` was due.
+        """
         problem, began_s = "", time.monotonic()
         try:
             self.hand_in(save, ballot)
@@ -130,7 +133,7 @@ class Vote:
             return self._learn(save, deadline_left_s(began_s + 2 * self._timeout_s), problem)
         try:
             missing = {} if problem else self._wait_for_ballots(save)
-            return self._decide(save, missing, ends_wait=True)
+            return self._decide(save, missing, ends_wait=True, is_announced=is_announced)
         except (CoordinationError, DeadlineExceeded) as error:
             return Outcome("in_doubt", f"{problem} {error}".strip())
 
@@ -231,12 +234,17 @@ class Vote:
         return reasons
 
     def _decide(
-        self, save: SaveId, missing: Mapping[int, str], *, ends_wait: bool = False
+        self,
+        save: SaveId,
+        missing: Mapping[int, str],
+        *,
+        ends_wait: bool = False,
+        is_announced: bool = False,
     ) -> Outcome:
         said, name = self._ballots(save).said(), f"{_name(save)}/ballot"
         ballots = decode_each(said, Ballot, name, lambda text: Ballot(refused=text))
         refused = {process for process, ballot in ballots.items() if ballot.refused}
-        everyone = range(self._coordinator.process_count)
+        everyone = set(range(self._coordinator.process_count))
         complete, result = decide_vote(everyone, ballots.keys() - refused, refused)
         reasons = [f"process {p}: {ballots[p].refused}" for p in sorted(refused)[:4]]
         reasons += [missing[p] for p in sorted(missing)[:4] if p not in ballots]
@@ -244,8 +252,14 @@ class Vote:
         finite = complete and all(ballot.finite for ballot in ballots.values())
         left_out = self.turns.announce(ends_wait=ends_wait)
         end = _COMPLETE if complete else _INCOMPLETE
-        refusals = {ballots[p].refused for p in refused}
-        if len(ballots) == len(everyone) and refusals == {LEARNED_LATE}:
+        has_failed = {p for p in refused if ballots[p].refused != LEARNED_LATE}
+        lacking = missing.keys() - ballots.keys()
+        if is_announced and lacking:
+            passed = self._left_processes.passed(LOCAL, save, lacking).keys()
+            has_failed |= lacking - passed
+        elif len(ballots) < len(everyone):
+            has_failed |= everyone - ballots.keys()
+        if not (complete or has_failed):
             end = _NOT_IN_TIME
         decision = _Decision(end, "" if complete else reason, finite, left_out)
         # Another decision may be set already; the one that is set counts.

@@ -55,7 +55,7 @@ class ScriptedVote(Vote):
         self.ballots: list[Ballot] = []
         self.decided: dict[SaveId, str] = {}
 
-    def cast(self, save: SaveId, ballot: Ballot) -> Outcome:
+    def cast(self, save: SaveId, ballot: Ballot, *, is_announced: bool = False) -> Outcome:
         self.ballots.append(ballot)
         kind = self.next
         if ballot.refused and kind == "complete":
@@ -357,7 +357,7 @@ def test_replicas_that_differ_are_reported(ramdisk: Path) -> None:
     """Two processes stored one layout; their contents differ in one leaf."""
 
     class Both(ScriptedVote):
-        def cast(self, save: SaveId, ballot: Ballot) -> Outcome:
+        def cast(self, save: SaveId, ballot: Ballot, *, is_announced: bool = False) -> Outcome:
             other = Ballot(digest=bytes(32), layout=ballot.layout)
             return _outcome("complete", {0: ballot, 1: other})
 

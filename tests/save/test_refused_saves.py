@@ -42,7 +42,7 @@ class LateVote(Vote):
         self._snapshot = snapshot
         self.training_went_on: list[bool] = []
 
-    def cast(self, save: SaveId, ballot: Ballot) -> Outcome:
+    def cast(self, save: SaveId, ballot: Ballot, *, is_announced: bool = False) -> Outcome:
         assert ballot.refused
         self.training_went_on.append(self._snapshot.wait_captured(0))
         return Outcome("incomplete", ballot.refused, {0: ballot})

@@ -10,8 +10,8 @@ from voting import COUNT, VotingJob, results, save_id
 
 from emergency_ckpt.cluster import round as rounds_and_cells
 from emergency_ckpt.cluster.left_processes import LEAVING
-from emergency_ckpt.save import Outcome, vote
-from emergency_ckpt.save.vote import SKIPPED
+from emergency_ckpt.save import Ballot, Outcome, vote
+from emergency_ckpt.save.vote import LEARNED_LATE, SKIPPED
 
 NEVER_S = 200.0
 """No test waits so long: pytest's own limit would end it."""
@@ -156,3 +156,21 @@ def test_votes_name_no_barrier_and_keep_few_keys() -> None:
     assert len(sizes) == 1
     check_all(job.cast(save_id(1, "000000000003-life")), "complete")
     assert len(job.service.values) < 10, "the votes of the life before are forgotten"
+
+
+@pytest.mark.parametrize("is_announced", [True, False])
+@pytest.mark.parametrize("other", ["", LEARNED_LATE, "no room"])
+def test_process_that_reads_an_announcement_after_its_next_save_is_late(
+    is_announced: bool, other: str
+) -> None:
+    """A notice makes process 1 save step 15, before it reads that step 10 was due."""
+    job = Job()
+    later = job.begin(15, [1])
+    outcomes = results(
+        job.begin(10, {0: Ballot(digest=b"d"), 2: Ballot(refused=other)}, is_announced=is_announced)
+    )
+    check_all(outcomes, "incomplete", "process 1 did not save it")
+    is_late = is_announced and other != "no room"
+    assert [outcomes[process].learned_late for process in (0, 2)] == [is_late, is_late]
+    others = job.begin(15, [0, 2])
+    check_all({**results(later), **results(others)}, "complete")

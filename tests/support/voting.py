@@ -36,12 +36,17 @@ class VotingJob:
         self.votes = [Vote(member, timeout_s, left) for member, left in pairs]
         self._pool = ThreadPoolExecutor(2 * COUNT)
 
-    def begin(self, save: Save, ballots: Ballots = range(COUNT)) -> Voting:
+    def begin(
+        self, save: Save, ballots: Ballots = range(COUNT), *, is_announced: bool = False
+    ) -> Voting:
         """Let processes vote, at the same time: by their ballots, or for the save."""
         if not isinstance(ballots, Mapping):
             ballots = dict.fromkeys(ballots, Ballot(digest=b"d"))
         save = save_id(save) if isinstance(save, int) else save
-        return {p: self._pool.submit(self.votes[p].cast, save, b) for p, b in ballots.items()}
+        return {
+            p: self._pool.submit(self.votes[p].cast, save, ballot, is_announced=is_announced)
+            for p, ballot in ballots.items()
+        }
 
     def cast(self, save: Save, ballots: Ballots = range(COUNT)) -> dict[int, Outcome]:
         return results(self.begin(save, ballots))
