@@ -160,9 +160,7 @@ def test_votes_name_no_barrier_and_keep_few_keys() -> None:
 
 @pytest.mark.parametrize("is_announced", [True, False])
 @pytest.mark.parametrize("other", ["", LEARNED_LATE, "no room"])
-def test_process_that_reads_an_announcement_after_its_next_save_is_late(
-    is_announced: bool, other: str
-) -> None:
+def test_process_past_an_announced_save_is_late(is_announced: bool, other: str) -> None:
     """A notice makes process 1 save step 15, before it reads that step 10 was due."""
     job = Job()
     later = job.begin(15, [1])
