@@ -92,7 +92,11 @@ class SigtermListener:
         """Unsubscribe ``flag``; after the last flag, restore the earlier handler. Idempotent."""
         if flag in self._flags:
             self._flags.remove(flag)
-        if self._flags or not _in_main_thread():
+        self.leave_unless_used()
+
+    def leave_unless_used(self) -> None:
+        """Without a flag, restore the earlier handler; in the main thread, which alone can."""
+        if self._flags or self.is_ending or not _in_main_thread():
             return
         if self._is_set:
             earlier = signal.SIG_DFL if self._earlier is None else self._earlier
@@ -172,6 +176,7 @@ def second_signal_ends() -> Generator[None]:
         for kind, handler in before.items():
             signal.signal(kind, signal.SIG_DFL if handler is None else handler)
         SIGTERM.is_ending = False
+        SIGTERM.leave_unless_used()  # the last checkpointer may have ended inside
 
 
 def _in_main_thread() -> bool:

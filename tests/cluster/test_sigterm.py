@@ -159,3 +159,11 @@ def test_time_left_counts_from_the_signal(monkeypatch: pytest.MonkeyPatch) -> No
     assert watch.step()
     assert 19.0 < watch.watch.grace_left_s() <= 20.0
     watch.watch.close()
+
+
+def test_checkpointer_ending_with_its_process_leaves_no_handler() -> None:
+    """The handler of a second signal is restored after the last checkpointer's own."""
+    notices = OwnNotices()
+    with second_signal_ends():
+        notices.close()
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL

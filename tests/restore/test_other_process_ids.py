@@ -57,7 +57,9 @@ def test_former_ram_stays_while_no_newer_step_is_whole(
     (run / OWN).mkdir(mode=0o700)
     with monkeypatch.context() as others, world.open() as checkpointer:
         assert restore(checkpointer, world) == 1
-        others.setattr(Vote, "cast", lambda *_: Outcome("incomplete", "another process failed"))
+        others.setattr(
+            Vote, "cast", lambda *_, **__: Outcome("incomplete", "another process failed")
+        )
         checkpointer.save(step=2, state=world.state(2), host_state={"at": 2})
         checkpointer.wait_until_finished()
         assert (run / FORMER).is_dir()

@@ -238,8 +238,9 @@ def test_slot_of_a_failed_vote_stays_until_storage_has_it(
     """Nothing protects that slot but the pin: the next local save would take it first."""
     cast = Vote.cast
 
-    def refuse_step_2(self: Vote, saved: Any, ballot: Ballot) -> Any:
-        return cast(self, saved, Ballot(refused="as a test") if saved.step == 2 else ballot)
+    def refuse_step_2(self: Vote, saved: Any, ballot: Ballot, **how: bool) -> Any:
+        ballot = Ballot(refused="as a test") if saved.step == 2 else ballot
+        return cast(self, saved, ballot, **how)
 
     monkeypatch.setattr(Vote, "cast", refuse_step_2)
     with world.open_both(**STAGED) as checkpointer:
