@@ -646,7 +646,10 @@ class _StorageReader:
         found = {name: self._data(f"{name}/_CHECKPOINT_METADATA") for name in folders}
         its = [name for name, data in found.items() if _digest(data).encode() in marker and data]
         folder = its[0] if its else folders[0]
-        return self._check(StoredStep(number, "", "", folder, str(number)), marker, found[folder])
+        step = self._check(StoredStep(number, "", "", folder, str(number)), marker, found[folder])
+        if step.marker and self._is_bucket and f"{folder}/commit_success.txt" not in self._names:
+            step.marker, step.problem = None, "Orbax has not committed it"
+        return step
 
     def _check(self, step: StoredStep, data: bytes, metadata: bytes | None) -> StoredStep:
         """Return ``step`` as its marker has it."""

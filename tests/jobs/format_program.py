@@ -50,6 +50,11 @@ def rolled_back(tier: PersistentTier) -> None:
     writer_of(tier).begin(life(2), ROLLED_BACK)
 
 
+def log_lost_after_rollback(tier: PersistentTier) -> None:
+    rolled_back(tier)
+    (tier.storage.path / "host_state/log").rmtree()
+
+
 def saved_again_after_rollback(tier: PersistentTier) -> None:
     rolled_back(tier)
     save_over(tier, 20, 21, life(2))
@@ -76,6 +81,7 @@ MADE: list[Callable[[PersistentTier], None]] = [
     saved,
     removed,
     rolled_back,
+    log_lost_after_rollback,
     saved_again_after_rollback,
     killed_in_a_save_over_a_hidden_one,
     plain_orbax_beside,

@@ -98,6 +98,14 @@ def hidden() -> dict[str, Any]:
     return {"before": before, "hidden": seen, "room": room, "again": again}
 
 
+def hidden_without_a_log() -> dict[str, Any]:
+    """Roll the step back; then a stranger removes the log, which alone named the chain."""
+    tier = two_saves("log_lost")
+    writer_of(tier).begin(life(2), ROLLED_BACK)
+    (tier.storage.path / "host_state/log").rmtree()
+    return look("log_lost")
+
+
 def several_items() -> list[dict[str, Any]]:
     """What is seen of a step of two items and metrics: saved, rolled back, and removed.
 
@@ -149,6 +157,6 @@ def late_claims() -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    programs = hidden, several_items, late_claims
+    programs = hidden, hidden_without_a_log, several_items, late_claims
     result = {program.__name__: program for program in programs}[sys.argv[1]]()
     print(json.dumps(result))

@@ -233,6 +233,7 @@ def test_reader_agrees_with_the_product_in_a_bucket() -> None:
         "saved": [10, 20, 30],
         "removed": [10],
         "rolled_back": [10],
+        "log_lost_after_rollback": [10],
         "saved_again_after_rollback": [10, 20],
         "killed_in_a_save_over_a_hidden_one": [10],
         "plain_orbax_beside": [10, 20],

@@ -27,7 +27,7 @@ from emergency_ckpt.storage.marker import (
     TensorsId,
     check_marker,
 )
-from emergency_ckpt.storage.orbax_names import MANIFEST, STEP_METADATA
+from emergency_ckpt.storage.orbax_names import COMMITTED, MANIFEST, STEP_METADATA
 from emergency_ckpt.storage.steps.folders import INSPECTED_AT_ONCE, ITEMS, StepFolders
 from emergency_ckpt.types import SaveId
 
@@ -35,6 +35,7 @@ GONE = "its tensors are gone"
 _WARNINGS = 16
 _REPLACED = "another program has written it again"
 _FOREIGN = "another program wrote it, and the step log does not name it"
+_UNCOMMITTED = "it has no commit of Orbax's, as a step that was rolled back"
 _UNMARKED = "it has neither a marker nor an entry in the step log"
 _NO_STEP = "its folder has the name of a step, and Orbax has written nothing into it"
 
@@ -199,7 +200,11 @@ class StepInspection:
         data = self._marker_of(step)
         metadata_by_name = {name: self._metadata_of(name) for name in names}
         if data is not None:
-            return self._marked(step, data, metadata_by_name)
+            marked = self._marked(step, data, metadata_by_name)
+            is_whole = marked.marker is None or self._is_committed(marked.folder)
+            return (
+                marked if is_whole else marked.changed(problem=_UNCOMMITTED)._replace(marker=None)
+            )
         # Of two folders, the documents belong to the folder that this package wrote.
         names = sorted(names, key=lambda name: ours_of(metadata_by_name[name]) is None)
         # Metadata without fields are damaged, or of an old version of Orbax without such a file.
@@ -254,6 +259,14 @@ class StepInspection:
             return read_twice(read)
         except CorruptData:
             return None
+
+    def _is_committed(self, folder: str) -> bool:
+        """Return whether Orbax's commit is there; on a file system the folder's name is the commit.
+
+        A hidden step in a bucket has none, and a lost log tells no more that the step is hidden.
+        """
+        commit = f"{folder}/{COMMITTED}"
+        return not self._storage.is_object_store or self._storage.has_file(commit, self._deadline_s)
 
     def _has_documents(self, step: int) -> bool:
         return bool(self._storage.names_in(f"{HOST_STATE}/{step}", self._deadline_s))

@@ -37,6 +37,12 @@ def test_hidden_step_in_a_bucket_loses_its_commits_alone() -> None:
     assert again["value"] == 21, "before the log lists it"
 
 
+def test_hidden_step_does_not_return_where_the_log_is_lost() -> None:
+    seen = run("hidden_without_a_log")
+    assert seen["whole"] == seen["manager"] == [10], "a restore names the other and passes it over"
+    assert "marker.json" in seen["beside"], "nothing of it was removed"
+
+
 def test_step_of_several_items_is_hidden_and_removed_whole() -> None:
     saved, hidden, removed = run("several_items")
     commits = {"commit_success.txt"} | {
