@@ -45,7 +45,7 @@ from emergency_ckpt.core.restore.inventory import Quarantined
 from emergency_ckpt.core.restore.part import fetch_groups, missing_shards, own_shards
 from emergency_ckpt.core.restore.plan_types import Copies, FetchGroup, TargetSet
 from emergency_ckpt.core.shard_layout import Layout, lay_out
-from emergency_ckpt.errors import CheckpointError, RamdiskFull, RestoreFailed
+from emergency_ckpt.errors import CheckpointError, NotHeld, RamdiskFull, RestoreFailed
 from emergency_ckpt.ram.manifest import build_contents
 from emergency_ckpt.ram.tier import LocalTier, SlotWriter
 from emergency_ckpt.restore.holders import HolderCalls
@@ -283,9 +283,10 @@ class ShardCollection:
             intact: list[int] = []
             for batch in _batches(group.shards, of):
                 loaded = self._loaded_as(digest)
-                damaged = (
-                    self._tier.verify(digest, batch) if loaded is None else loaded.verify(batch)
-                )
+                with self._own_copy(digest):
+                    damaged = (
+                        self._tier.verify(digest, batch) if loaded is None else loaded.verify(batch)
+                    )
                 bad = dict(damaged)
                 self._progress.add(sum(of.shards[shard].nbytes for shard in batch))
                 good = [shard for shard in batch if shard not in bad]
@@ -299,6 +300,16 @@ class ShardCollection:
                     lost.append(of.shard_id(shard))
             own.append(FetchGroup(digest, tuple(intact), ()))
         return own, lost
+
+    @contextmanager
+    def _own_copy(self, digest: str) -> Generator[None]:
+        """Raise CopiesFailed where this process's own copy cannot be read any more."""
+        try:
+            yield
+        except NotHeld as error:
+            copy = Quarantined(self._me, digest)
+            self._fetcher.mark_failed(copy, None, str(error))
+            raise CopiesFailed(self._save.step, self._fetcher.unusable) from error
 
     def _own_contents(self, digest: str) -> Contents:
         """Return a manifest of this process. CopiesFailed when it is not here any more."""
@@ -321,7 +332,8 @@ class ShardCollection:
         if loaded is not None:
             self._readers[digest] = loaded.view
         elif digest not in self._readers:
-            self._readers[digest] = self._readings.enter_context(self._tier.reading(digest))
+            with self._own_copy(digest):
+                self._readers[digest] = self._readings.enter_context(self._tier.reading(digest))
         for shard in shards:
             view = partial(self._readers[digest], shard)
             if self.held.put(contents.shard_id(shard), view):
@@ -425,7 +437,10 @@ class ShardCollection:
             for batch in _batches(group.shards, of):
                 ids = [of.shard_id(shard) for shard in batch]
                 entries = [of.shards[shard] for shard in batch]
-                with self._tier.mapping_for(group.digest) as (mapping, _):
+                with (
+                    self._own_copy(group.digest),
+                    self._tier.mapping_for(group.digest) as (mapping, _),
+                ):
                     views = [mapping.view(entry.offset, entry.nbytes, None) for entry in entries]
                     copied = writer.copy(list(zip(views, (offsets[i] for i in ids), strict=True)))
                 self._progress.touch()

@@ -1,4 +1,4 @@
-"""Files of a step that change between the look at its index and the reads of its chunks."""
+"""Files of a step that change between the look at them and the reads of their bytes."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from world import World, save_all
 
+from emergency_ckpt.ram import LocalTier
 from emergency_ckpt.storage.chunks import ChunkIndex
 
 
@@ -98,3 +99,31 @@ def test_reader_whose_step_retention_removes_takes_the_newer(
     after_the_index(monkeypatch, save_newer)
     reader = {"local_dir": str(stored.ramdisk.with_name("reader")), "save_every": 0}
     stored.restores(6, host=True, **reader)
+
+
+def slot_of(world: World, step: int) -> Path:
+    """Return the file of the slot that has a step."""
+    manifests = world.ramdisk.rglob("slot_*.manifest.json")
+    (manifest,) = [path for path in manifests if f'"step":{step}' in path.read_text()]
+    return manifest.with_name(manifest.name.replace(".manifest.json", ".bin"))
+
+
+def test_slot_cut_after_the_choice_is_a_failed_copy(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The step before it is restored instead, and no process sees an error."""
+    with world.open_both(save_every=0) as checkpointer:
+        save_all(checkpointer, world, 1, 2)
+    original: Callable[..., Any] = LocalTier.verify
+    cuts: list[Path] = []
+
+    def cut_first(tier: LocalTier, digest: str, *rest: Any) -> Any:
+        if not cuts:
+            cuts.append(slot_of(world, 2))
+            os.truncate(cuts[0], 0)
+        return original(tier, digest, *rest)
+
+    monkeypatch.setattr(LocalTier, "verify", cut_first)
+    _held = world.restores(1, host=True)
+    assert cuts
+    assert [event.fields["step"] for event in world.named("restore.rejected")] == [2]
