@@ -153,12 +153,6 @@ class LeftProcesses:
         places = {process: _place(data, f"{kind}/{process}") for process, data in said.items()}
         return {process: at[1] for process, at in places.items() if at > in_order(save)}
 
-    def has_passed(self, tier: TierName, save: SaveId, process: int) -> bool:
-        """Return whether ``process`` has come to a later save than ``save``."""
-        name = f"{_AT}/{tier}/{process}"
-        data = self._coordinator.find(name)
-        return data is not None and _place(data, name) > in_order(save)
-
 
 def _place(data: bytes, name: str) -> Place:
     return decode_message(data, Place, name, limit_bytes=MAX_MESSAGE_BYTES)

@@ -248,7 +248,7 @@ class SaveWork:
             host_state=payload,
             buddies=placement.buddies,
             orbax=request.orbax,
-            is_announced=self._schedules[LOCAL].plan.is_announced and not request.must_exist,
+            is_announced=self._is_announced(LOCAL, request),
         )
         parts: list[Work] = [partial(self._parts.local.run, job)]
         if plan.reserve_rest is not None:
@@ -287,6 +287,7 @@ class SaveWork:
             metrics=request.metrics,
             orbax=request.orbax,
             keeps=self._saved.restored,
+            is_announced=self._is_announced(PERSISTENT, request),
         )
         publishes = self._parts.process[0] == placement.writers[0]
         persistent = self._parts.persistent
@@ -301,6 +302,9 @@ class SaveWork:
 
         is_writer = self._writes(placement)
         return TierWork(snapshot, chain(capture.read, work) if is_writer else work, capture)
+
+    def _is_announced(self, name: TierName, request: SaveRequest) -> bool:
+        return self._schedules[name].plan.is_announced and not request.must_exist
 
     def _plan_for(self, request: SaveRequest) -> tuple[_SnapshotPlan, list[Any]]:
         """Return the leaves, and the plan for their structure, made anew when that changes."""

@@ -277,7 +277,7 @@ class Vote:
             try:
                 return self._outcome_of(save, self._decision(save).wait(timeout_s, inspect))
             except PeerLeft as error:
-                is_passed = self._left_processes.has_passed(LOCAL, save, 0)
+                is_passed = 0 in self._left_processes.passed(LOCAL, save, [0])
                 return Outcome("incomplete" if is_passed else "in_doubt", error.problem)
         except (CoordinationError, DeadlineExceeded) as error:
             return Outcome("in_doubt", f"{problem} {error}".strip())

@@ -139,20 +139,37 @@ class StorageRounds:
         self._ending = threading.Event()
         self.is_learning = False
         self._check: Callable[[Collection[int]], None] = lambda _: None
+        self._is_announced = False
 
-    def begin(self, save: SaveId, check: Callable[[Collection[int]], None]) -> None:
+    def begin(
+        self,
+        save: SaveId,
+        check: Callable[[Collection[int]], None],
+        *,
+        is_announced: bool = False,
+    ) -> None:
         """Report that this process begins ``save``, and takes part in no earlier save any more.
 
         ``check``: called now and then with the processes that this process waits for; may raise.
+        ``is_announced``: a process may begin a later save before it reads that ``save`` was due.
         """
         self._check = check
+        self._is_announced = is_announced
         self._left_processes.come_to(PERSISTENT, save)
 
     def absent(self, save: SaveId, processes: Collection[int]) -> dict[int, str]:
-        """Return which of ``processes`` take no part in ``save``, each with a sentence."""
+        """Return which of ``processes`` take no part in ``save``, each with a sentence.
+
+        Raises SaveLeftOut where these knew too late that ``save`` was due.
+        """
         absent = self._left_processes.absent(PERSISTENT, save, processes)
         if not absent:
             self._check(processes)
+        elif self._is_announced:
+            passed = self._left_processes.passed(PERSISTENT, save, absent.keys())
+            if absent.keys() == passed.keys():
+                reason = "; ".join(absent.values())
+                raise SaveLeftOut("save", f"step {save.step}", reason, cause="late")
         return absent
 
     def stage(self, save: SaveId, stage: str, writers: Sequence[int]) -> Round:

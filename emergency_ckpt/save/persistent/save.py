@@ -70,6 +70,7 @@ class PersistentSave:
     ``orbax``: as given to ``save``.
     ``holders``: the writers that have shards; None: all writers.
     ``is_due``: the user asked for this save, so that its failure is an error.
+    ``is_announced``: the leader has announced the save: a process may have read that too late.
     """
 
     save: SaveId
@@ -83,6 +84,7 @@ class PersistentSave:
     orbax: OrbaxStep = OrbaxStep()  # noqa: RUF009 - immutable
     holders: tuple[int, ...] | None = None
     is_due: bool = True
+    is_announced: bool = False
 
 
 class PersistentSaves:
@@ -269,7 +271,7 @@ class PersistentSaves:
             is_leader=me == job.writers[0],
         )
         self._came = beats.all_came
-        self._rounds.begin(job.save, beats.check)
+        self._rounds.begin(job.save, beats.check, is_announced=job.is_announced)
         with beats if me in job.writers else self._progress.clock:
             return self._take_part(job)
 

@@ -6,6 +6,7 @@ Threads stand for processes; tensors are left out, they need a job of real ones.
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -19,7 +20,7 @@ from places import VERIFICATION
 from programs import printed
 
 from emergency_ckpt.background import Failures
-from emergency_ckpt.cluster import Peers
+from emergency_ckpt.cluster import LeftProcesses, Peers
 from emergency_ckpt.cluster.shard_source import HostStateInbox
 from emergency_ckpt.cluster.timelines import StoredChain, Timelines
 from emergency_ckpt.core.limits import MAX_HOST_STATE_BYTES
@@ -32,7 +33,7 @@ from emergency_ckpt.state import HostShard, StateTree, describe, host_state
 from emergency_ckpt.storage import PersistentTier
 from emergency_ckpt.storage.meetings import Meet, meet_nobody
 from emergency_ckpt.transfer import TransferClient
-from emergency_ckpt.types import OrbaxStep, SaveId, ShardId
+from emergency_ckpt.types import PERSISTENT, OrbaxStep, SaveId, ShardId
 from emergency_ckpt.work_progress import WorkProgress
 
 CALLS = VERIFICATION / "simulation" / "storage_calls.py"
@@ -165,8 +166,14 @@ class Job:
     def complete_steps(self) -> list[int]:
         return complete_steps(self.tier)
 
+    def come_to(self, process: int) -> int:
+        """Return the step of the newest save that ``process`` has begun, -1 without one."""
+        left = LeftProcesses(self.service.member(process))
+        first = SaveId(step=-1, incarnation=LIFE, run_id="run")
+        return left.passed(PERSISTENT, first, [process]).get(process, -1)
 
-def _empty_save(step: int) -> PersistentSave:
+
+def _empty_save(step: int, *, is_announced: bool = False) -> PersistentSave:
     return PersistentSave(
         save=SaveId(step=step, incarnation=LIFE, run_id="run"),
         tree=TREE,
@@ -174,6 +181,7 @@ def _empty_save(step: int) -> PersistentSave:
         host_state=host_state.capture(0),
         topology=TOPOLOGY,
         writers=TOPOLOGY.writers,
+        is_announced=is_announced,
     )
 
 
@@ -309,6 +317,27 @@ def test_save_that_one_learns_of_too_late_is_left_out_by_all(
     assert [failures.count for failures in job.failures] == [0] * 4
     job.save(3)
     assert job.complete_steps() == [3]
+
+
+@pytest.mark.parametrize("is_announced", [True, False])
+@pytest.mark.parametrize("who", range(4))
+def test_process_past_an_announced_save_is_late(job: Job, who: int, is_announced: bool) -> None:
+    """A notice makes ``who`` save step 3, before it reads that step 2 was due."""
+    job.save(1)
+    with ThreadPoolExecutor(TOPOLOGY.process_count) as pool:
+        later = pool.submit(job.saves[who].run, _empty_save(3))
+        while job.come_to(who) < 3:
+            time.sleep(0.001)
+        others = [process for process in range(4) if process != who]
+        save = _empty_save(2, is_announced=is_announced)
+        assert not any(pool.map(lambda process: job.saves[process].run(save), others))
+        left_out = {e.fields["process"] for e in job.events if e.fields.get("cause") == "late"}
+        assert left_out == (set(others) if is_announced else set())
+        is_failure = [not is_announced and process != who for process in range(4)]
+        assert [failures.count == 1 for failures in job.failures] == is_failure
+        assert all(pool.map(lambda process: job.saves[process].run(_empty_save(3)), others))
+        assert later.result()
+    assert job.complete_steps() == [1, 3]
 
 
 def test_calls_of_the_service_grow_with_the_writers_alone() -> None:
