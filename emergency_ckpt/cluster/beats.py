@@ -19,7 +19,6 @@ from absl import logging
 
 from emergency_ckpt.background import join
 from emergency_ckpt.cluster.coordination import Coordinator, by_process, decode_message
-from emergency_ckpt.core.limits import MAX_MESSAGE_BYTES
 from emergency_ckpt.core.stall import BeatLog, ProcessWork, TimeLimits, slowest
 from emergency_ckpt.errors import CheckpointError, DeadlineExceeded
 from emergency_ckpt.work_progress import WorkProgress
@@ -122,7 +121,7 @@ class Beats:
         with self._lock:
             for process, data in beats.items():
                 what = f"{self.name}/{process}"
-                number, work = decode_message(data, _Beat, what, limit_bytes=MAX_MESSAGE_BYTES)
+                number, work = decode_message(data, _Beat, what)
                 self._log.note(process, number, work, now_s)
 
     # The thread.

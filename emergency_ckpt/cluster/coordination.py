@@ -23,7 +23,7 @@ import jax
 import msgspec
 from absl import logging
 
-from emergency_ckpt.core.limits import MAX_MESSAGE_BYTES, MAX_PLAN_MESSAGE_BYTES, MAX_REASON_BYTES
+from emergency_ckpt.core.limits import MAX_MESSAGE_BYTES, MAX_REASON_BYTES
 from emergency_ckpt.errors import (
     CheckpointError,
     ConfigError,
@@ -344,7 +344,7 @@ def deadline_left_s(deadline_s: float) -> float:
 
 
 def decode_message(
-    data: bytes, kind: type[_T] | Any, name: str, *, limit_bytes: int = MAX_PLAN_MESSAGE_BYTES
+    data: bytes, kind: type[_T] | Any, name: str, *, limit_bytes: int = MAX_MESSAGE_BYTES
 ) -> _T:
     """Return the decoded message ``name``. CoordinationError when ``data`` is no such message."""
     if len(data) > limit_bytes:

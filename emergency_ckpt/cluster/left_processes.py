@@ -27,7 +27,7 @@ from emergency_ckpt.cluster.coordination import (
     decode_message,
     reason_of,
 )
-from emergency_ckpt.core.limits import MAX_INT, MAX_MESSAGE_BYTES
+from emergency_ckpt.core.limits import MAX_INT
 from emergency_ckpt.core.timeline import number_of
 from emergency_ckpt.errors import CheckpointError
 from emergency_ckpt.types import PERSISTENT, SaveId, TierName
@@ -155,4 +155,4 @@ class LeftProcesses:
 
 
 def _place(data: bytes, name: str) -> Place:
-    return decode_message(data, Place, name, limit_bytes=MAX_MESSAGE_BYTES)
+    return decode_message(data, Place, name)

@@ -21,7 +21,6 @@ from emergency_ckpt.cluster.coordination import (
 from emergency_ckpt.cluster.left_processes import have_left
 from emergency_ckpt.cluster.round import Round
 from emergency_ckpt.core.address import parse_address, split_holder
-from emergency_ckpt.core.limits import MAX_MESSAGE_BYTES
 from emergency_ckpt.core.timeline import new_incarnation
 from emergency_ckpt.errors import CheckpointError, PeerLeft, RestoreFailed
 from emergency_ckpt.ram.manifest import decode_contents
@@ -82,7 +81,7 @@ class Peers:
         if known is None:
             key = f"hello/{process}"
             data = self._coordinator.get(key, _ADDRESS_TIMEOUT_S)
-            hello: _Hello = decode_message(data, _Hello, key, limit_bytes=MAX_MESSAGE_BYTES)
+            hello: _Hello = decode_message(data, _Hello, key)
             known = hello.address
             with self._lock:
                 self._addresses[process] = known
@@ -217,7 +216,7 @@ def agree_start(
         return msgspec.json.encode(Started(incarnation, newest_step, complete))
 
     data = hello_round.hold(msgspec.json.encode(hello), hello_round.when_all(begin))
-    agreed = decode_message(data, Started, "hello.told", limit_bytes=MAX_MESSAGE_BYTES)
+    agreed = decode_message(data, Started, "hello.told")
     if failure is not None:
         raise failure
     if agreed.error:

@@ -414,7 +414,7 @@ class Round:
             return data[1:]
         if data[:1] != _ERROR:
             raise CoordinationError("decode", f"message {name!r}", "it is no answer of a leader")
-        failed: _Failed = decode_message(data[1:], _Failed, name, limit_bytes=MAX_MESSAGE_BYTES)
+        failed: _Failed = decode_message(data[1:], _Failed, name)
         if failed.missing:
             raise self._not_all_came(failed.text, failed.missing)
         if failed.left:

@@ -29,7 +29,6 @@ from emergency_ckpt.cluster.coordination import (
 )
 from emergency_ckpt.cluster.round import Answer, Round, nobody, wait_for_key
 from emergency_ckpt.core.address import outside_hosts
-from emergency_ckpt.core.limits import MAX_MESSAGE_BYTES
 from emergency_ckpt.core.wording import processes_text
 from emergency_ckpt.errors import (
     CheckpointError,
@@ -115,18 +114,14 @@ def agree_settings(
             missing=error.missing,
             hint="look at the logs of the missing processes",
         ) from error
-    decision: _Decision = decode_message(
-        data, _Decision, "settings.told, process 0", limit_bytes=MAX_MESSAGE_BYTES
-    )
+    decision: _Decision = decode_message(data, _Decision, "settings.told, process 0")
     if decision.differ:
         # The texts are sent only when the settings differ, because the texts of all processes are
         # large.
         texts = _round(coordinator, "settings.texts", deadline_left_s(deadline_s) + _DIFFER_S)
         differences = texts.hold(msgspec.json.encode(own), texts.when_all(_differences))
         name = "settings.texts.told, process 0"
-        raise ConfigError(
-            decode_message(differences, list[str], name, limit_bytes=MAX_MESSAGE_BYTES)
-        )
+        raise ConfigError(decode_message(differences, list[str], name))
     if decision.error:
         raise ConfigError([decision.error])
     return decision.start, decision.outside
@@ -158,9 +153,7 @@ def _differences(said: Mapping[int, bytes]) -> bytes:
     for process, data in said.items():
         key = f"settings.texts/{process}"
         try:
-            tables[process] = decode_message(
-                data, dict[str, str], key, limit_bytes=MAX_MESSAGE_BYTES
-            )
+            tables[process] = decode_message(data, dict[str, str], key)
         except CoordinationError as error:
             unreadable.append(str(error))
     return msgspec.json.encode([*unreadable, *differing_settings(tables)][:_MOST_LINES])

@@ -35,7 +35,6 @@ from emergency_ckpt.cluster.coordination import (
     decode_message,
 )
 from emergency_ckpt.cluster.round import Cell, Round, nobody
-from emergency_ckpt.core.limits import MAX_MESSAGE_BYTES
 from emergency_ckpt.errors import CheckpointError, ConfigError
 from emergency_ckpt.events import EventSink
 from emergency_ckpt.extras.hang_rules import HangDecision, ProcessProgress, decide_hang
@@ -161,9 +160,7 @@ class _Watch:
             self._seen.clear()
             self._inspection_began_s = None
         if data is not None:
-            self._decided = decode_message(
-                data, HangDecision, _DECISION, limit_bytes=MAX_MESSAGE_BYTES
-            )
+            self._decided = decode_message(data, HangDecision, _DECISION)
 
     def _publish(self, *, has_left: bool) -> AtStep:
         self._beat += 1

@@ -25,7 +25,6 @@ from emergency_ckpt.cluster.start_agreement import tell_problem
 from emergency_ckpt.config import Config, run_id_of
 from emergency_ckpt.config.settings import default_local_dir
 from emergency_ckpt.config.validation import listeners_of
-from emergency_ckpt.core.limits import MAX_MESSAGE_BYTES
 from emergency_ckpt.core.save.save_rules import plain_metrics
 from emergency_ckpt.errors import (
     CheckpointError,
@@ -345,7 +344,7 @@ class RamBeside:
             _ProcessView(self._stored_for(wanted), self._newest_stored(), kept)
         )
         data = choice_round.hold(own, choice_round.when_all(rule))
-        return decode_message(data, RamChoice, f"{name}.told", limit_bytes=MAX_MESSAGE_BYTES)
+        return decode_message(data, RamChoice, f"{name}.told")
 
     def survey(self) -> None:
         """Agree on RAM's newest step. Collective; blocks."""

@@ -261,7 +261,8 @@ class RestoreRounds:
 
         data = answer_round.hold(msgspec.json.encode(row), answer_round.when_all(answer_all))
         self._held += 1
-        return decode_message(data, Answer, f"{name}, the answer of process 0")
+        what = f"{name}, the answer of process 0"
+        return decode_message(data, Answer, what, limit_bytes=MAX_PLAN_MESSAGE_BYTES)
 
     def _absent(self, processes: Collection[int]) -> Mapping[int, str]:
         gone = have_left(self._coordinator, processes)
@@ -274,7 +275,9 @@ class RestoreRounds:
         assert self._leader is not None, "process 0 has the leader"
         try:
             rows: dict[int, Row] = {
-                process: decode_message(data, Row, f"row of process {process}")
+                process: decode_message(
+                    data, Row, f"row of process {process}", limit_bytes=MAX_PLAN_MESSAGE_BYTES
+                )
                 for process, data in said.items()
             }
             self._check_states(rows)
@@ -318,7 +321,9 @@ class RestoreRounds:
             data = self._coordinator.find(f"{self._name}/leaves")
         if data is None:
             return error
-        leaves: list[LeafSpec] = decode_message(data, list[LeafSpec], f"{self._name}/leaves")
+        leaves: list[LeafSpec] = decode_message(
+            data, list[LeafSpec], f"{self._name}/leaves", limit_bytes=MAX_PLAN_MESSAGE_BYTES
+        )
         lines = compare_targets(self._wanted, {leaf.path: leaf for leaf in leaves})
         if not lines:
             return error

@@ -25,7 +25,7 @@ from emergency_ckpt.cluster.coordination import (
     number_of,
 )
 from emergency_ckpt.cluster.round import Cell, Series
-from emergency_ckpt.core.limits import MAX_INT, MAX_MESSAGE_BYTES
+from emergency_ckpt.core.limits import MAX_INT
 from emergency_ckpt.core.save.announcements import (
     LEAD_AT_FIRST_S,
     PROMPT_S,
@@ -291,7 +291,7 @@ class SaveAnnouncements:
             self._failures.record(CoordinationError("read", name, text))
             return {tier: SaveReport(ended=MAX_INT)}
 
-        every = decode_each(values, Reports, name, unreadable, limit_bytes=MAX_MESSAGE_BYTES)
+        every = decode_each(values, Reports, name, unreadable)
         return [reports[tier] for reports in every.values() if tier in reports]
 
     # The others.
@@ -332,9 +332,7 @@ class SaveAnnouncements:
     def _take(self, data: bytes) -> None:
         number, self._next_number, self._looks = self._next_number, self._next_number + 1, 0
         name = f"{self._key(number)}, process 0"
-        announcement: Announcement = decode_message(
-            data, Announcement, name, limit_bytes=MAX_MESSAGE_BYTES
-        )
+        announcement: Announcement = decode_message(data, Announcement, name)
         tier = announcement.tier
         if announcement.number != number or not (tier is None or tier in self._tiers):
             problem = "its number or its tier is another one"

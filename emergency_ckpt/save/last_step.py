@@ -21,7 +21,7 @@ from emergency_ckpt.cluster.coordination import decode_message
 from emergency_ckpt.cluster.left_processes import LeftProcesses
 from emergency_ckpt.cluster.process_placement import ProcessPlacement, ram_writers
 from emergency_ckpt.cluster.round import Cell
-from emergency_ckpt.core.limits import MAX_MESSAGE_BYTES, ProcessIndex
+from emergency_ckpt.core.limits import ProcessIndex
 from emergency_ckpt.core.placement.placement_policies import RamWriters
 from emergency_ckpt.core.save.ending import step_for_storage
 from emergency_ckpt.core.timeline import check_save, life_of
@@ -57,7 +57,7 @@ def decision_of(data: bytes, run_id: str, count: int) -> LastSave:
     CoordinationError, CorruptData: ``data`` cannot be a decision.
     """
     name = "the last save, process 0"
-    decision: LastSave = decode_message(data, LastSave, name, limit_bytes=MAX_MESSAGE_BYTES)
+    decision: LastSave = decode_message(data, LastSave, name)
     if decision.in_ram is None:
         return decision
     members, holders = decision.members, decision.holders

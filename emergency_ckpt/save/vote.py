@@ -25,7 +25,6 @@ from emergency_ckpt.cluster.coordination import (
 )
 from emergency_ckpt.cluster.left_processes import LeftProcesses, Place, has_come_to, in_order
 from emergency_ckpt.cluster.round import Absent, Cell, Round, Series
-from emergency_ckpt.core.limits import MAX_MESSAGE_BYTES
 from emergency_ckpt.core.save.save_rules import all_published, decide_vote
 from emergency_ckpt.errors import CheckpointError, CoordinationError, DeadlineExceeded, PeerLeft
 from emergency_ckpt.save.turn_wait import Turns
@@ -285,7 +284,7 @@ class Vote:
     def _outcome_of(self, save: SaveId, data: bytes) -> Outcome:
         """Return the outcome that the decision ``data`` gives ``save``. CoordinationError."""
         name = f"{_name(save)}/decision, process 0"
-        decision: _Decision = decode_message(data, _Decision, name, limit_bytes=MAX_MESSAGE_BYTES)
+        decision: _Decision = decode_message(data, _Decision, name)
         self._is_decided = self._is_decided or save == self._begun
         if self._leads and decision.end == _COMPLETE:
             self._votes.keep(self._coordinator, _name(save))

@@ -16,7 +16,7 @@ import msgspec
 from emergency_ckpt.cluster.coordination import Coordinator, decode_message
 from emergency_ckpt.cluster.left_processes import LeftProcesses
 from emergency_ckpt.cluster.round import Answer, Cell, Round, Rule, Series
-from emergency_ckpt.core.limits import ProcessIndex
+from emergency_ckpt.core.limits import MAX_PLAN_MESSAGE_BYTES, ProcessIndex
 from emergency_ckpt.errors import (
     CheckpointError,
     CoordinationError,
@@ -90,7 +90,8 @@ def failure_of(error: Exception) -> StageReport:
 
 def report_of(data: bytes, stage: str, step: int, writer: int) -> StageReport:
     """Return the report of ``writer`` on ``stage``. CoordinationError: it cannot be decoded."""
-    return decode_message(data, StageReport, f"{stage} of step {step}, process {writer}")
+    what = f"{stage} of step {step}, process {writer}"
+    return decode_message(data, StageReport, what, limit_bytes=MAX_PLAN_MESSAGE_BYTES)
 
 
 def agreed_crcs(every: Sequence[StageReport]) -> tuple[dict[ShardId, int], list[ShardId]]:
