@@ -39,7 +39,6 @@ from emergency_ckpt.cluster.coordination import (
     run_and_report,
 )
 from emergency_ckpt.cluster.left_processes import have_left
-from emergency_ckpt.core.limits import MAX_MESSAGE_BYTES
 from emergency_ckpt.errors import (
     CheckpointError,
     CoordinationError,
@@ -515,9 +514,7 @@ def run_on_all(
         data = ready_round.hold(
             msgspec.json.encode(own), ready_round.when_all(lambda said: _together(said, name))
         )
-        together: _Ready = decode_message(
-            data, _Ready, f"{name}.told", limit_bytes=MAX_MESSAGE_BYTES
-        )
+        together: _Ready = decode_message(data, _Ready, f"{name}.told")
         watch.go_on_from(together.number)
         return together
 

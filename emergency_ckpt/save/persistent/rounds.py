@@ -161,8 +161,13 @@ class StorageRounds:
     def absent(self, save: SaveId, processes: Collection[int]) -> dict[int, str]:
         """Return which of ``processes`` take no part in ``save``, each with a sentence.
 
-        Raises SaveLeftOut where these knew too late that ``save`` was due.
+        PersistentTierError when one of them has refused; SaveLeftOut when that, or the absence of
+        all that are absent, is no failure.
         """
+        refused = self._refused(save).said()
+        for process in sorted(refused.keys() & set(processes)):
+            report = report_of(refused[process], "refusal", save.step, process)
+            raise_failure(report.named(process), save.step)
         absent = self._left_processes.absent(PERSISTENT, save, processes)
         if not absent:
             self._check(processes)
@@ -205,10 +210,10 @@ class StorageRounds:
                     break
             self._saves.tidy(self._coordinator)
 
-    # Host states that are sent to a writer.
+    # Processes that take no part, before they know the writers or without being one.
 
     def refuse(self, save: SaveId, report: StageReport) -> None:
-        """Tell the writer of this process's host state why the host state will not come."""
+        """Tell those who wait for this process why it takes no part."""
         # A refusal that comes after the first writer has deleted the save's keys would never be
         # deleted there.
         with self._noting:
@@ -217,14 +222,7 @@ class StorageRounds:
         self._refused(save).say(msgspec.json.encode(report))
 
     def check_sent(self, save: SaveId, owners: Collection[int]) -> None:
-        """PersistentTierError when one of ``owners`` will not send its host state."""
-        refused = self._refused(save).said()
-        for owner in sorted(refused.keys() & set(owners)):
-            report = report_of(refused[owner], "refusal", save.step, owner)
-            if report.left_out:
-                raise_failure(report.named(owner), save.step)
-            problem = f"process {owner} cannot send its own: {report.error}"
-            raise PersistentTierError("collect", f"host states of step {save.step}", problem)
+        """As ``absent``, and PersistentTierError when one of ``owners`` takes no part."""
         for reason in self.absent(save, owners).values():
             raise PersistentTierError("collect", f"host states of step {save.step}", reason)
 

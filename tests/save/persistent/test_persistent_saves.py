@@ -304,7 +304,7 @@ def test_tell_pause_ends_the_save_everywhere_without_a_failure(job: Job) -> None
 
 @pytest.mark.parametrize(
     ("who", "known"),
-    [*((who, TOPOLOGY.writers) for who in range(4)), *((who, ()) for who in range(1, 4))],
+    [*((who, TOPOLOGY.writers) for who in range(4)), *((who, ()) for who in range(4))],
 )
 def test_save_that_one_learns_of_too_late_is_left_out_by_all(
     job: Job, who: int, known: Sequence[int]
