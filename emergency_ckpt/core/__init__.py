@@ -5,7 +5,7 @@
    which persistent steps are removed.
 3. ``restore`` chooses the step of a restore and the source of every shard and host state.
 4. ``timeline`` decides which saves belong to the job's history and which were rolled back.
-5. ``stall`` decides whether long work goes on, and ``hang`` whether training does.
+5. ``stall`` decides whether long work goes on.
 
 Guaranteed: the same arguments give the same result, on every process and for any order of
 unordered input; a decision is returned with its reason; bytes from outside are bounded

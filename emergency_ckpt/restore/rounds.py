@@ -158,8 +158,9 @@ _UNREACHABLE_HINT = (
     " An older step is taken only when it is asked for by its number"
 )
 _SILENCE_HINT = (
-    "A peer may be silent for half of stall_timeout_s, nothing may move for all of it, and JAX"
-    " aborts the job after heartbeat_timeout_seconds (of jax.distributed.initialize)"
+    "A peer may be silent for half of stall_timeout_s, at most 30 s, nothing may move for all of"
+    " stall_timeout_s, and JAX aborts the job after heartbeat_timeout_seconds"
+    " (of jax.distributed.initialize)"
 )
 
 

@@ -279,7 +279,7 @@ class LocalSaves:
         else:
             self._tier.note_incomplete(save)
         self._events.emit("save.incomplete", step=save.step, reason=outcome.reason)
-        if outcome.learned_late:
+        if outcome.learned_late and refusal is None:
             return  # nothing has failed, and the step is announced once more
         error = SaveFailed(
             "save",

@@ -86,6 +86,7 @@ class SaveRequest:
       must_exist: the step is wanted whatever the policies say; a tier that has the step keeps it.
       orbax: what Orbax's readers find in storage besides the arrays.
       limit_s: how long a save may wait for the previous save; None: as the tier's setting says.
+      announced: the tiers in which another process may have read too late that the step is due.
       both: both tiers are to save the step, so that they share the bytes copied off the devices.
       shared: the capture that the local save shares, until the persistent save takes it.
     """
@@ -98,6 +99,7 @@ class SaveRequest:
     must_exist: bool = False
     orbax: OrbaxStep = OrbaxStep()  # noqa: RUF009 - immutable
     limit_s: float | None = None
+    announced: frozenset[TierName] = frozenset()
     both: bool = False
     shared: SlotCapture | None = None
 
@@ -248,7 +250,7 @@ class SaveWork:
             host_state=payload,
             buddies=placement.buddies,
             orbax=request.orbax,
-            is_announced=self._is_announced(LOCAL, request),
+            is_announced=LOCAL in request.announced,
         )
         parts: list[Work] = [partial(self._parts.local.run, job)]
         if plan.reserve_rest is not None:
@@ -287,7 +289,7 @@ class SaveWork:
             metrics=request.metrics,
             orbax=request.orbax,
             keeps=self._saved.restored,
-            is_announced=self._is_announced(PERSISTENT, request),
+            is_announced=PERSISTENT in request.announced,
         )
         publishes = self._parts.process[0] == placement.writers[0]
         persistent = self._parts.persistent
@@ -302,9 +304,6 @@ class SaveWork:
 
         is_writer = self._writes(placement)
         return TierWork(snapshot, chain(capture.read, work) if is_writer else work, capture)
-
-    def _is_announced(self, name: TierName, request: SaveRequest) -> bool:
-        return self._schedules[name].plan.is_announced and not request.must_exist
 
     def _plan_for(self, request: SaveRequest) -> tuple[_SnapshotPlan, list[Any]]:
         """Return the leaves, and the plan for their structure, made anew when that changes."""

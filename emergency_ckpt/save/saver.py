@@ -151,7 +151,10 @@ class Saver:
         orbax = msgspec.structs.replace(orbax, step_name=self._parts.config.orbax.step_name)
         check_items(orbax, state)
         now_s = time.monotonic()
-        request = SaveRequest(save, state, host_state, json_metrics, now_s, forced, orbax)
+        announced = frozenset[TierName]() if forced else self._due.announced
+        request = SaveRequest(
+            save, state, host_state, json_metrics, now_s, forced, orbax, announced=announced
+        )
         if preempted:
             return self._save_preempted(step, request)
         self._settle_past(save, due)

@@ -283,7 +283,12 @@ class TierSchedule:
 
 
 class DueSaves:
-    """Asks schedules and announcements once for each step. For the training thread."""
+    """Asks schedules and announcements once for each step. For the training thread.
+
+    Attributes:
+      announced: the tiers in which the last step was due by an announcement alone: another process
+        may have read that too late.
+    """
 
     def __init__(
         self,
@@ -302,6 +307,7 @@ class DueSaves:
         self._timeout_s = timeout_s
         self._inspected: int | None = None
         self._due = set[TierName]()
+        self.announced: frozenset[TierName] = frozenset()
         self._number = 0
         self._announcements = self._begin_announcements()
 
@@ -328,13 +334,14 @@ class DueSaves:
     def inspect(self, step: int, *, preempted: bool) -> bool:
         """Return whether a save is due at ``step``; ``take`` then says the same."""
         if self._inspected != step:
-            due = set[TierName]()
-            if self._announcements is not None:
-                due |= self._announcements.arrive(step)
-            for name, schedule in self._schedules.items():
-                if schedule.is_due(step, preempted=preempted):
-                    due.add(name)
-            self._due, self._inspected = due, step
+            announced = self._announcements.arrive(step) if self._announcements else frozenset()
+            by_rule = {
+                name
+                for name, schedule in self._schedules.items()
+                if schedule.is_due(step, preempted=preempted)
+            }
+            self.announced = frozenset(announced - by_rule)
+            self._due, self._inspected = by_rule | announced, step
         return bool(self._due)
 
     def take(self, step: int, *, force: bool, preempted: bool) -> list[TierName]:

@@ -33,7 +33,6 @@ from emergency_ckpt.save.persistent.rounds import (
     FIRST_STAGE,
     StageReport,
     StorageRounds,
-    rule_of,
 )
 from emergency_ckpt.save.vote import Ballot, Vote
 from emergency_ckpt.types import SaveId, ShardId
@@ -253,12 +252,11 @@ def test_hostile_outcome_of_persistent_save_is_typed(data: bytes) -> None:
 @DATA
 def test_hostile_report_of_a_writer_ends_the_stage_on_all(data: bytes) -> None:
     service = MemoryService(2)
-    first, second = (
-        StorageRounds(service.member(p), LONG_S).stage(SAVE, FIRST_STAGE, [0, 1]) for p in range(2)
-    )
+    rounds = [StorageRounds(service.member(p), LONG_S) for p in range(2)]
+    first, second = (each.stage(SAVE, FIRST_STAGE, [0, 1]) for each in rounds)
     second.say(data)
     with pytest.raises(CoordinationError, match="host_states of step 40, process 1"):
-        first.decide(rule_of(first, FIRST_STAGE, 40, 0))
+        first.decide(rounds[0].rule_of(SAVE, FIRST_STAGE, first, 0))
     with pytest.raises(CoordinationError, match="host_states of step 40, process 1"):
         second.learn()
 

@@ -371,6 +371,22 @@ def test_replicas_that_differ_are_reported(ramdisk: Path) -> None:
     assert "[0, 1]" in str(event.fields["text"])
 
 
+@pytest.mark.parametrize("fits", [True, False])
+def test_own_failure_of_a_save_that_others_learned_of_too_late_is_recorded(
+    ramdisk: Path, fits: bool
+) -> None:
+    class Late(ScriptedVote):
+        def cast(self, save: SaveId, ballot: Ballot, *, is_announced: bool = False) -> Outcome:
+            return dataclasses.replace(_outcome("incomplete", {0: ballot}), learned_late=True)
+
+    process = Process(ramdisk, Late())
+    try:
+        process.saves.run(job(1, None if fits else NO_UNICODE))
+    finally:
+        process.close()
+    assert process.failures.count == (0 if fits else 1)
+
+
 def test_layout_digests_differ_with_the_shards() -> None:
     fewer = lay_out(LEAVES, [(SHARDS[1], 0)])
     assert layout_digest(fewer) != layout_digest(LAYOUT)

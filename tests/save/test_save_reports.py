@@ -1,15 +1,18 @@
-"""What a process reports at the end of a save: the step up to which its saves are over."""
+"""What a process reports at the end of a save, and in which tiers a step is due by announcement."""
 
 from __future__ import annotations
 
 import threading
+import time
+from datetime import timedelta
 from functools import partial
 
 import pytest
 
 from emergency_ckpt.background import Failures
+from emergency_ckpt.cluster import LocalCoordinator
 from emergency_ckpt.config.policies import plan_saves
-from emergency_ckpt.save.schedule import TierSchedule
+from emergency_ckpt.save.schedule import DueSaves, TierSchedule
 
 LONG_S = 30.0
 
@@ -28,6 +31,29 @@ def test_save_that_waits_for_its_turn_is_not_over(is_left_out: bool, reported: i
     assert schedule.worker.wait_idle(LONG_S)
     assert told == [reported]
     assert schedule.worker.stop(LONG_S)
+
+
+def test_step_that_is_due_by_a_rule_is_not_due_by_an_announcement_alone() -> None:
+    """No process can be late for it."""
+    schedule = TierSchedule("local", plan_saves([10, timedelta(milliseconds=1)]), Failures())
+    due = DueSaves(
+        {"local": schedule}, LocalCoordinator(), Failures(), lambda *_: None, timeout_s=LONG_S
+    )
+    step, announced = 0, set[int]()
+    deadline_s = time.monotonic() + LONG_S
+    while step < 50 or not announced:
+        assert time.monotonic() < deadline_s
+        step += 1
+        time.sleep(0.005)
+        if due.take(step, force=False, preempted=False):
+            schedule.note_due(step)
+            schedule.note_started(step, 0.0)
+            if due.announced:
+                announced.add(step)
+            assert bool(due.announced) is (step % 10 != 0)
+    due.stop(LONG_S)
+    assert schedule.worker.stop(LONG_S)
+    assert announced
 
 
 def _wait_for(event: threading.Event) -> None:

@@ -159,24 +159,23 @@ class StorageRounds:
         self._left_processes.come_to(PERSISTENT, save)
 
     def absent(self, save: SaveId, processes: Collection[int]) -> dict[int, str]:
-        """Return which of ``processes`` take no part in ``save``, each with a sentence.
-
-        PersistentTierError when one of them has refused; SaveLeftOut when that, or the absence of
-        all that are absent, is no failure.
-        """
-        refused = self._refused(save).said()
-        for process in sorted(refused.keys() & set(processes)):
-            report = report_of(refused[process], "refusal", save.step, process)
-            raise_failure(report.named(process), save.step)
+        """Return which of ``processes`` take no part in ``save``, each with a sentence."""
         absent = self._left_processes.absent(PERSISTENT, save, processes)
         if not absent:
             self._check(processes)
-        elif self._is_announced:
+        return absent
+
+    def raise_if_late(self, save: SaveId, absent: Mapping[int, str]) -> None:
+        """SaveLeftOut where all that are ``absent`` learned too late that ``save`` was due.
+
+        For who has read since then what these have sent: a process that has failed says so, and
+        may begin its next save at once.
+        """
+        if absent and self._is_announced:
             passed = self._left_processes.passed(PERSISTENT, save, absent.keys())
             if absent.keys() == passed.keys():
                 reason = "; ".join(absent.values())
                 raise SaveLeftOut("save", f"step {save.step}", reason, cause="late")
-        return absent
 
     def stage(self, save: SaveId, stage: str, writers: Sequence[int]) -> Round:
         """Begin a round of the ``writers``, which the first writer leads."""
@@ -191,6 +190,27 @@ class StorageRounds:
             leader=writers[0],
             absent=lambda processes: self.absent(save, processes),
         )
+
+    def rule_of(self, save: SaveId, stage: str, stage_round: Round, first_writer: int) -> Rule:
+        """Return the rule of a stage: it answers the first failure at once, or success of all.
+
+        The rule raises SaveLeftOut or PeerLeft when a writer takes no part (any more), and
+        CoordinationError for a value that is no report.
+        """
+
+        def all_well(said: Mapping[int, bytes]) -> bytes:
+            first = report_of(said[first_writer], stage, save.step, first_writer)
+            return msgspec.json.encode(StageReport(kept=first.kept, attempt=first.attempt))
+
+        def rule(said: Mapping[int, bytes], absent: Mapping[int, str]) -> Answer | None:
+            for process, data in sorted(said.items()):
+                report = report_of(data, stage, save.step, process)
+                if report.error:
+                    return msgspec.json.encode(report.named(process))
+            self.raise_if_late(save, absent)
+            return stage_round.when_all(all_well)(said, absent)
+
+        return rule
 
     def say_first(self, save: SaveId, report: StageReport) -> None:
         """Send ``report`` in the first stage, as a process that does not know the writers."""
@@ -210,10 +230,10 @@ class StorageRounds:
                     break
             self._saves.tidy(self._coordinator)
 
-    # Processes that take no part, before they know the writers or without being one.
+    # Host states that are sent to a writer.
 
     def refuse(self, save: SaveId, report: StageReport) -> None:
-        """Tell those who wait for this process why it takes no part."""
+        """Tell the writer of this process's host state why the host state will not come."""
         # A refusal that comes after the first writer has deleted the save's keys would never be
         # deleted there.
         with self._noting:
@@ -222,8 +242,17 @@ class StorageRounds:
         self._refused(save).say(msgspec.json.encode(report))
 
     def check_sent(self, save: SaveId, owners: Collection[int]) -> None:
-        """As ``absent``, and PersistentTierError when one of ``owners`` takes no part."""
-        for reason in self.absent(save, owners).values():
+        """SaveLeftOut or PersistentTierError where one of ``owners`` will not send its part."""
+        absent = self.absent(save, owners)
+        refused = self._refused(save).said()
+        for owner in sorted(refused.keys() & set(owners)):
+            report = report_of(refused[owner], "refusal", save.step, owner)
+            if report.left_out:
+                raise_failure(report.named(owner), save.step)
+            problem = f"process {owner} cannot send its own: {report.error}"
+            raise PersistentTierError("collect", f"host states of step {save.step}", problem)
+        self.raise_if_late(save, absent)
+        for reason in absent.values():
             raise PersistentTierError("collect", f"host states of step {save.step}", reason)
 
     def _refused(self, save: SaveId) -> Round:
@@ -280,27 +309,6 @@ class StorageRounds:
         self._ending.set()
 
 
-def rule_of(stage_round: Round, stage: str, step: int, first_writer: int) -> Rule:
-    """Return the rule of a stage: it answers the first failure at once, or success of all writers.
-
-    The rule raises PeerLeft when a writer takes no part (any more), and CoordinationError for a
-    value that is no report.
-    """
-
-    def all_well(said: Mapping[int, bytes]) -> bytes:
-        first = report_of(said[first_writer], stage, step, first_writer)
-        return msgspec.json.encode(StageReport(kept=first.kept, attempt=first.attempt))
-
-    def rule(said: Mapping[int, bytes], absent: Mapping[int, str]) -> Answer | None:
-        for process, data in sorted(said.items()):
-            report = report_of(data, stage, step, process)
-            if report.error:
-                return msgspec.json.encode(report.named(process))
-        return stage_round.when_all(all_well)(said, absent)
-
-    return rule
-
-
 class WriterMeetings:
     """One round, which the first writer's answer begins and the reports of all writers end.
 
@@ -323,6 +331,7 @@ class WriterMeetings:
         self._is_first = is_first
         self._before_commit = before_commit
         self._round = rounds.stage(save, TENSORS, writers)
+        self._rule = rounds.rule_of(save, TENSORS, self._round, writers[0])
         self._has_said = False
         self._is_over = False
 
@@ -334,8 +343,7 @@ class WriterMeetings:
         if name != BEGUN:
             self._say("")
             if self._is_first:
-                rule = rule_of(self._round, TENSORS, self._save.step, self._first)
-                self._check(self._round.hear(rule))
+                self._check(self._round.hear(self._rule))
                 self._before_commit()
         elif self._is_first:
             self._round.tell(msgspec.json.encode(StageReport()))

@@ -44,7 +44,6 @@ from emergency_ckpt.save.persistent.rounds import (
     failure_of,
     raise_failure,
     report_of,
-    rule_of,
     text_of,
 )
 from emergency_ckpt.save.vote import LEARNED_LATE, SKIPPED
@@ -465,9 +464,8 @@ class PersistentSaves:
             self._give_up(stage_round, writers, failure_of(error))
             raise
         self._progress.begin("")
-        data = stage_round.hold(
-            msgspec.json.encode(report), rule_of(stage_round, name, step, writers[0])
-        )
+        rule = self._rounds.rule_of(job.save, name, stage_round, writers[0])
+        data = stage_round.hold(msgspec.json.encode(report), rule)
         answer = report_of(data, name, step, writers[0])
         raise_failure(answer, step)
         every = [

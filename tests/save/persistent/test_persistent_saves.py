@@ -13,8 +13,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
-from memory_coordination import MemoryService
+from memory_coordination import MemoryCoordinator, MemoryService
 from persistent_steps import complete_steps, life, writer_of
 from places import VERIFICATION
 from programs import printed
@@ -28,6 +29,12 @@ from emergency_ckpt.core.placement.placement_policies import Topology
 from emergency_ckpt.core.stall import TimeLimits
 from emergency_ckpt.errors import PersistentTierError, SaveFailed, TransferError
 from emergency_ckpt.events import Event, EventSink
+from emergency_ckpt.save.persistent.rounds import (
+    FIRST_STAGE,
+    StageReport,
+    StorageRounds,
+    report_of,
+)
 from emergency_ckpt.save.persistent.save import PersistentSave, PersistentSaves
 from emergency_ckpt.state import HostShard, StateTree, describe, host_state
 from emergency_ckpt.storage import PersistentTier
@@ -304,7 +311,7 @@ def test_tell_pause_ends_the_save_everywhere_without_a_failure(job: Job) -> None
 
 @pytest.mark.parametrize(
     ("who", "known"),
-    [*((who, TOPOLOGY.writers) for who in range(4)), *((who, ()) for who in range(4))],
+    [*((who, TOPOLOGY.writers) for who in range(4)), *((who, ()) for who in range(1, 4))],
 )
 def test_save_that_one_learns_of_too_late_is_left_out_by_all(
     job: Job, who: int, known: Sequence[int]
@@ -320,7 +327,7 @@ def test_save_that_one_learns_of_too_late_is_left_out_by_all(
 
 
 @pytest.mark.parametrize("is_announced", [True, False])
-@pytest.mark.parametrize("who", range(4))
+@pytest.mark.parametrize("who", range(1, 4))
 def test_process_past_an_announced_save_is_late(job: Job, who: int, is_announced: bool) -> None:
     """A notice makes ``who`` save step 3, before it reads that step 2 was due."""
     job.save(1)
@@ -338,6 +345,49 @@ def test_process_past_an_announced_save_is_late(job: Job, who: int, is_announced
         assert all(pool.map(lambda process: job.saves[process].run(_empty_save(3)), others))
         assert later.result()
     assert job.complete_steps() == [1, 3]
+
+
+def test_outcome_that_comes_with_the_next_save_of_the_first_writer_is_read() -> None:
+    """Process 0 completes an announced save, and begins its next one, between two looks."""
+    save, later = (SaveId(step=step, incarnation=LIFE, run_id="run") for step in (2, 3))
+    service = MemoryService(2)
+    first = StorageRounds(service.member(0), LONG_S)
+    first.begin(save, lambda _: None, is_announced=True)
+
+    class Waiting(MemoryCoordinator):
+        def find(self, key: str) -> bytes | None:
+            if key == "gone/0" and "at/persistent/0" in service.values:
+                first.decide(save, StageReport(steps=(2,)))
+                first.begin(later, lambda _: None)
+            return super().find(key)
+
+    waiting = StorageRounds(Waiting(service, 1), LONG_S)
+    waiting.begin(save, lambda _: None, is_announced=True)
+    assert waiting.learn(save, 0).steps == (2,)
+
+
+def test_failure_of_a_writer_that_has_begun_its_next_save_is_read() -> None:
+    """Process 1 reports that it failed, and a notice makes it begin its next save at once."""
+    save, later = (SaveId(step=step, incarnation=LIFE, run_id="run") for step in (2, 3))
+    service = MemoryService(2)
+    other = StorageRounds(service.member(1), LONG_S)
+    stage = other.stage(save, FIRST_STAGE, [0, 1])
+
+    class Waiting(MemoryCoordinator):
+        def find(self, key: str) -> bytes | None:
+            if key == "gone/1" and "at/persistent/1" not in service.values:
+                stage.say(msgspec.json.encode(StageReport("no room")))
+                other.begin(later, lambda _: None)
+            return super().find(key)
+
+    first = StorageRounds(Waiting(service, 0), LONG_S)
+    first.begin(save, lambda _: None, is_announced=True)
+    waiting = first.stage(save, FIRST_STAGE, [0, 1])
+    rule = first.rule_of(save, FIRST_STAGE, waiting, 0)
+    answer = waiting.hold(msgspec.json.encode(StageReport()), rule)
+    report = report_of(answer, FIRST_STAGE, 2, 0)
+    assert "no room" in report.error
+    assert not report.left_out
 
 
 def test_calls_of_the_service_grow_with_the_writers_alone() -> None:
