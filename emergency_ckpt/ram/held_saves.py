@@ -180,7 +180,7 @@ class HeldSaves:
 
     @contextlib.contextmanager
     def mapping_for(self, digest: str) -> Generator[tuple[Mapping, Contents]]:
-        """Give the slot's memory for reading; it is not reused meanwhile. NotHeld when gone.
+        """Give the slot's memory for reading; it is not reused meanwhile. NotHeld as ``reading``.
 
         Where several slots hold the digest, the slots are compared first: the bytes go to a peer,
         which would take all of these slots for damaged.
@@ -193,13 +193,11 @@ class HeldSaves:
         with self._lock:
             if not is_known:
                 self._compared.add(digest)
-            slot, published = self._held_slot(digest)
-            if slot.is_cut():
-                raise NotHeld("read", f"slot {slot.number}", "somebody cut its file short")
+            (slot, *_), contents = self._whole_slots(digest)
             slot.readers += 1
             mapping = slot.mapping
         try:
-            yield mapping, published.contents
+            yield mapping, contents
         finally:
             with self._lock:
                 slot.readers -= 1
@@ -212,14 +210,11 @@ class HeldSaves:
         threads and releases the GIL. NotHeld, also for a shard that is not in the contents.
         """
         with self._lock:
-            _, published = self._held_slot(digest)
-            slots = [slot for slot, _ in self._slots_with(digest) if not slot.is_cut()]
-            if not slots:
-                raise NotHeld("verify", f"manifest {digest[:12]}", "somebody cut its slot short")
+            slots, contents = self._whole_slots(digest)
             for slot in slots:
                 slot.readers += 1
         try:
-            left = {shard: _entry(published.contents, digest, shard) for shard in shards}
+            left = {shard: _entry(contents, digest, shard) for shard in shards}
             crcs: dict[int, int] = {}
             for slot in slots:
                 ranges = [(entry.offset, entry.nbytes) for entry in left.values()]
@@ -248,22 +243,24 @@ class HeldSaves:
         They are a read-only uint8 array [nbytes], 64-byte aligned, of a copy that is not known to
         be damaged; the function raises NotHeld without one. Where slots are mapped for DMA, these
         are mapped before others, and the function waits until the shard's part is. No slot with
-        the digest is written while inside. NotHeld when the digest is gone. Thread-safe.
+        the digest is written while inside. NotHeld when the digest is gone, or the files of all its
+        slots were cut short. Thread-safe.
         """
         with self._lock:
-            self._held_slot(digest)
-            slots = [slot for slot, _ in self._slots_with(digest)]
+            slots, contents = self._whole_slots(digest)
             for slot in slots:
                 slot.readers += 1
             memories = [slot.wanted() for slot in slots]
         self._map_first(memories)
 
         def view(shard: int) -> npt.NDArray[np.uint8]:
+            entry = _entry(contents, digest, shard)
             with self._lock:
-                slot, published = self._held_slot(digest, shard)
-                entry = _entry(published.contents, digest, shard)
-                if shard in slot.bad_shards:
-                    raise NotHeld("read", f"shard {shard} of {digest[:12]}", "it is quarantined")
+                slot = _sound_slot(slots, digest, shard)
+                if slot is None:  # a mended copy may have taken the place of these
+                    slot = _sound_slot(self._whole_slots(digest)[0], digest, shard)
+            if slot is None:
+                raise NotHeld("read", f"shard {shard} of {digest[:12]}", "it is quarantined")
             return slot.view(entry.offset, entry.nbytes)
 
         try:
@@ -332,24 +329,32 @@ class HeldSaves:
         return None
 
     def _slots_with(self, digest: str) -> list[tuple[Slot, Published]]:
-        """Return the slots with a digest, those with the fewest damaged shards first."""
+        """Return the slots with a digest: whole files first, then the fewest damaged shards."""
         pairs = [
             (slot, published)
             for place in self._directories()
             for slot, published in place.published()
             if published.digest == digest
         ]
-        return sorted(pairs, key=lambda pair: len(pair[0].bad_shards))
+        return sorted(pairs, key=lambda pair: (pair[0].is_cut(), len(pair[0].bad_shards)))
 
-    def _held_slot(self, digest: str, shard: int | None = None) -> tuple[Slot, Published]:
-        """Return a slot with the digest, preferably with a sound copy of ``shard``. NotHeld."""
-        pairs = self._slots_with(digest)
+    def _whole_slots(self, digest: str) -> tuple[list[Slot], Contents]:
+        """Return the slots with a digest, at least one, whose files nobody cut short. NotHeld."""
+        what, pairs = f"manifest {digest[:12]}", self._slots_with(digest)
         if not pairs:
-            raise NotHeld(
-                "read", f"manifest {digest[:12]}", f"not held in {self._own.claim.path} (any more)"
-            )
-        sound = (pair for pair in pairs if shard not in pair[0].bad_shards)
-        return next(sound, pairs[0])
+            raise NotHeld("read", what, f"not held in {self._own.claim.path} (any more)")
+        slots = [slot for slot, _ in pairs if not slot.is_cut()]
+        if not slots:
+            raise NotHeld("read", what, "somebody cut its slot short")
+        return slots, pairs[0][1].contents
+
+
+def _sound_slot(slots: Iterable[Slot], digest: str, shard: int) -> Slot | None:
+    """Return the first slot that has the digest with a sound copy of ``shard``."""
+    for slot in slots:
+        if slot.digest == digest and shard not in slot.bad_shards:
+            return slot
+    return None
 
 
 def _entry(contents: Contents, digest: str, shard: int) -> ShardEntry:

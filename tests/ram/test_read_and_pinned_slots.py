@@ -301,6 +301,37 @@ def test_peer_reads_the_sound_one_of_two_copies(ramdisk: Path) -> None:
             assert _native.crc32c(mapping.view(entry.offset, entry.nbytes, None)) == entry.crc32c
 
 
+def cut(path: Path) -> None:
+    """Make a file one byte shorter, so that a read of the slot does not end the tests by SIGBUS."""
+    os.truncate(path, path.stat().st_size - 1)
+
+
+def test_cut_copy_leaves_another_of_its_digest(ramdisk: Path) -> None:
+    """The cut one has other bytes, which nobody compares any more."""
+    tier, digest = with_two_copies(ramdisk)
+    cut(tier.path / "slot_0.bin")
+    assert_whole(tier, digest, 1)
+    with tier.mapping_for(digest) as (mapping, contents):
+        for entry in contents.shards:
+            assert _native.crc32c(mapping.view(entry.offset, entry.nbytes, None)) == entry.crc32c
+
+
+def test_cut_copy_without_damage_does_not_hide_that_of_another(ramdisk: Path) -> None:
+    tier, digest = with_two_copies(ramdisk)
+    tier.verify(digest, range(6))
+    cut(next(ramdisk.rglob("process_00001*/slot_0.bin")))
+    assert tier.damaged() == {digest: (W_SHARD,)}
+
+
+def test_slot_that_was_cut_is_not_read(tier: LocalTier) -> None:
+    digest = write_save(tier, 1)
+    assert tier.verify(digest, range(6)) == []
+    cut(tier.path / "slot_0.bin")
+    for give in (tier.reading, tier.mapping_for):
+        with pytest.raises(NotHeld, match="somebody cut"), give(digest):
+            pass
+
+
 def write_part(tier: LocalTier, step: int) -> str:
     """Publish two of the shards of a save, beside what is there."""
     some, data = lay_out(LEAVES, SHARDS[:2]), shard_bytes(step)
