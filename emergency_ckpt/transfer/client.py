@@ -54,8 +54,8 @@ class TransferClient:
         self._streams = streams
 
     def greet(self, address: str, within_s: float) -> None:
-        """Complete a handshake with the server, if no connection is kept; send no request."""
-        self._pool.call("greet", address, lambda _: None, connect_within_s=within_s)
+        """Complete a handshake with the server on a new connection; send no request."""
+        self._pool.greet(address, within_s)
 
     def has_closed(self, address: str) -> bool:
         """Return whether a kept connection was closed from there, and none was made since."""

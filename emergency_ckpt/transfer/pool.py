@@ -79,12 +79,23 @@ class ConnectionPool:
             except OSError as error:
                 raise _failed(operation, address, error) from error
         stream = self._connect(operation, address, connect_within_s)
-        with self._lock:
-            self._closed_there.discard(address)
         try:
             return self._use(stream, address, exchange)
         except OSError as error:
             raise _failed(operation, address, error) from error
+
+    def greet(self, address: str, within_s: float) -> None:
+        """Make a new connection within ``within_s`` seconds, and keep it. Errors as of ``call``.
+
+        A kept one looks alive also where the server is frozen, or its host went without a word.
+        """
+        stream = self._connect("greet", address, within_s)
+        with self._lock:
+            ended = [s for at, s in self._idle if at == address and not s.looks_alive()]
+            self._idle = [pair for pair in self._idle if pair[1] not in ended]
+        for each in ended:
+            each.close()
+        self._give_back(address, stream)
 
     def has_closed(self, address: str) -> bool:
         """Return whether a connection was closed from there, and none was made since."""
@@ -168,6 +179,8 @@ class ConnectionPool:
                 raise earlier or _failed(operation, address, error, NotConnected) from error
             try:
                 handshake.prove_to_server(stream, self._credentials, holder, timeout)
+                with self._lock:
+                    self._closed_there.discard(address)
                 return stream
             except handshake.NotProved as error:
                 stream.close()

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from memory_holdings import MemoryHoldings, anonymous_mapping
+from programs import serving
 from transfer_support import (
     RUN_ID,
     SAVE,
@@ -38,6 +41,7 @@ from emergency_ckpt.errors import (
     TransferError,
 )
 from emergency_ckpt.transfer import ShardTarget, TransferClient, TransferServer
+from emergency_ckpt.transfer.pool import NotConnected
 from emergency_ckpt.types import SaveId
 
 MIB = 1 << 20
@@ -187,6 +191,43 @@ def test_kept_connection_that_died_is_replaced_once(holdings: MemoryHoldings) ->
             assert fetch_all(client, server.address, digest)[0] == shards
         with pytest.raises(TransferError):
             client.inventory(server.address)
+
+
+def test_greeting_of_a_frozen_server_is_an_error(ramdisk: Path) -> None:
+    """The kept connection to it stays open, as where a machine goes without a word."""
+    (ramdisk / "secret").touch(mode=0o600)
+    (ramdisk / "secret").write_bytes(SECRET)
+    with (
+        serving(ramdisk, RUN_ID, "--secret-file", ramdisk / "secret") as (server, address),
+        quick_client() as client,
+    ):
+        client.greet(address, 60)
+        server.send_signal(signal.SIGSTOP)
+        while not is_frozen(server.pid):
+            time.sleep(0.01)
+        with pytest.raises(NotConnected, match="in time"):
+            client.greet(address, 0.3)
+        server.send_signal(signal.SIGCONT)
+        client.greet(address, 60)
+
+
+def is_frozen(pid: int) -> bool:
+    """Return whether all threads of a process are stopped."""
+    tasks = Path(f"/proc/{pid}/task").glob("*/status")
+    return all("State:\tT" in task.read_text() for task in tasks)
+
+
+def test_greeting_forgets_connections_that_were_closed(holdings: MemoryHoldings) -> None:
+    digest = holdings.add(SAVE, random_shards(12 * MIB))
+    with quick_client(streams=2) as client:
+        with TransferServer(holdings, run_id=RUN_ID, secret=SECRET) as server:
+            fetch_all(client, server.address, digest)
+            port = int(server.address.rpartition(":")[2])
+        assert client.has_closed(server.address)
+        with TransferServer(holdings, run_id=RUN_ID, secret=SECRET, port=port) as server:
+            client.greet(server.address, 60)
+            assert not client.has_closed(server.address)
+        assert client.has_closed(server.address)
 
 
 def test_request_is_sent_twice_at_most_and_only_before_a_reply() -> None:
