@@ -104,8 +104,9 @@ class Contents(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 Requirement = Literal["secret", "storage", "peers"]
+"""Something without which a job ends its start with an error."""
 OnPreemption = Literal["save", "exit", "ignore"]
-"""Something without which a job ends its start with an error, or a restore passes a step over."""
+"""What a job does at a notice of a preemption: "exit" saves, and then ends the process."""
 
 SHARD_ALIGNMENT_BYTES = 64
 """Offsets in a slot are multiples of this: XLA takes 64-byte aligned host memory without a copy."""
