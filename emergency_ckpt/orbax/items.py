@@ -160,12 +160,13 @@ def step_metadata(description: StepDescription, abstract_state: Any) -> ocp.meta
         )
         for leaf in description.leaves
     }
+    metrics = metrics_in(description)
     tree = describe(abstract_state, "describe")
     if set(tree.specs) == set(arrays):
         arrays = tree.unflatten(arrays)
     return ocp.metadata.StepMetadata(
         item_metadata=ocp.args.Composite(state=arrays),  # pyright: ignore[reportArgumentType]
-        metrics=metrics_in(description) or {},
+        metrics={} if metrics is None else metrics,
         custom_metadata=dict(_host_value_in(description, _CUSTOM_METADATA) or {}),
         commit_timestamp_nsecs=(
             None if description.written_s is None else int(description.written_s * 1e9)

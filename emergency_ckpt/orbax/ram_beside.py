@@ -590,7 +590,7 @@ def _restored(ram: EmergencyCheckpointer, step: int, kept: Kept, items: Items) -
         )
     host_state: dict[str, Any] | None = None
     if items.iterators or items.values:
-        iterators = {name: items.iterators.get(name) or _Ignored() for name in kept.iterators}
+        iterators = {name: items.iterators.get(name, _Ignored()) for name in kept.iterators}
         host_state = {"iterators": iterators, "values": {}, "kept": {}, "metadata": {}}
     target, wants_none = _state_of(items.trees), host_state is None
     _, state = ram.restore(step, state=target, host_state=host_state, tensors_only=wants_none)

@@ -250,6 +250,18 @@ def test_metric_that_is_no_number_is_of_no_best_step(world: World, mode: Any, la
         assert manager.best_step() == {"min": 2, "max": 1}[mode]
 
 
+def test_metric_of_zero_is_in_the_metadata(world: World) -> None:
+    world.ramdisk.mkdir()
+    state = world.state(0)
+    places = world.ramdisk, world.persistent, world.mesh, state
+    with ours.CheckpointManager(*places) as manager:
+        args = ocp.args.Composite(state=ocp.args.PyTreeSave(state))
+        manager.save(0, args=args, metrics=0.0)
+        manager.wait_until_finished()
+        assert manager.metrics(0) == 0.0
+        assert manager.metadata(0).metrics == 0.0
+
+
 def test_when_to_save_and_what_to_keep() -> None:
     config = made(
         local=ours.LocalCheckpointOptions(save_interval_steps=3, max_to_keep=2),

@@ -35,6 +35,13 @@ class Position(Positioned):
         self.at = int(state)
 
 
+class EmptyBuffer(Position):
+    """A data iterator whose buffer is empty before the first batch, so that it counts as false."""
+
+    def __len__(self) -> int:
+        return 0
+
+
 @pytest.fixture(params=list(FACES))
 def face(request: pytest.FixtureRequest, world: World) -> Any:
     """Open a face of this world, whose RAM is ``world.ramdisk`` unless told otherwise."""
@@ -292,12 +299,13 @@ def test_deleted_step_does_not_come_back_from_ram(world: World, face: Any) -> No
         assert opened.latest() == 1
 
 
-def test_iterator_is_of_the_step_of_the_arrays(world: World, face: Any) -> None:
+@pytest.mark.parametrize("kind", [Position, EmptyBuffer])
+def test_iterator_is_of_the_step_of_the_arrays(world: World, face: Any, kind: Any) -> None:
     with face(stores=100) as opened:
         for step in range(3):
-            opened.save(step, state(world, step), Position(10 + step))
+            opened.save(step, state(world, step), kind(10 + step))
         opened.wait()
-    found = Position()
+    found = kind()
     with face(stores=100) as opened:
         assert same(opened.load(2, target(world), found), state(world, 2))
         assert found.at == 12
