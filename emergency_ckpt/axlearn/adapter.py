@@ -34,6 +34,7 @@ from emergency_ckpt.config import Config as Settings
 from emergency_ckpt.config import run_id_of
 from emergency_ckpt.config.policies import PerProcessPolicy, SavePolicy
 from emergency_ckpt.config.table import settings_table
+from emergency_ckpt.config.validation import listeners_of
 from emergency_ckpt.errors import CheckpointError, DeadlineExceeded, MissingDependency
 from emergency_ckpt.events import Event
 from emergency_ckpt.restore.request import RestoreReport
@@ -152,8 +153,7 @@ class EmergencyCheckpointer(BaseCheckpointer):
         self._policies = _Asked(filled_in.local_save_policy), _Asked(filled_in.save_policy)
         self._settings = _settings_of(filled_in, *self._policies)
         self._settings.validated()
-        self._settings.set(on_event=self._on_event)
-        self._listener = filled_in.on_event
+        self._settings.set(on_event=[self._keep_index, *listeners_of(filled_in.on_event)])
         self._index = StepIndex(filled_in.dir)
         self._entries: dict[int, Entries] = {}
         self._saving: PyTree = None
@@ -252,15 +252,8 @@ class EmergencyCheckpointer(BaseCheckpointer):
         self._running = core.EmergencyCheckpointer(self._settings, mesh=_mesh_of(state))
         return self._running
 
-    def _on_event(self, event: Event) -> None:
-        """In the threads of the saves."""
-        try:
-            self._keep_index(event)
-        finally:
-            if self._listener is not None:
-                self._listener(event)
-
     def _keep_index(self, event: Event) -> None:
+        """Let axlearn's tools find the steps of storage. In the threads of the saves."""
         step = event.fields.get("step")
         if not isinstance(step, int):
             return
