@@ -23,10 +23,11 @@ from orbax.checkpoint import checkpoint_managers as ocm
 
 from emergency_ckpt import checkpointer as core
 from emergency_ckpt.axlearn.trainer_state import (
-    Entries,
+    Leaves,
     StepIndex,
     entries_of,
     join,
+    leaves_of,
     split,
     step_name,
 )
@@ -155,8 +156,8 @@ class EmergencyCheckpointer(BaseCheckpointer):
         self._settings.validated()
         self._settings.set(on_event=[self._keep_index, *listeners_of(filled_in.on_event)])
         self._index = StepIndex(filled_in.dir)
-        self._entries: dict[int, Entries] = {}
-        self._saving: PyTree = None
+        self._leaves: Leaves = ()
+        """Of the newest state that was given to a save; the states before it have the same."""
         self._running: core.EmergencyCheckpointer | None = None
 
     @classmethod
@@ -196,11 +197,8 @@ class EmergencyCheckpointer(BaseCheckpointer):
         if not running.should_save(step):
             return
         tensors, iterators = split(state)
-        self._saving = state
-        try:
-            running.save(step=step, state=tensors, host_state=iterators or None)
-        finally:
-            self._saving = None
+        self._leaves = leaves_of(state)
+        running.save(step=step, state=tensors, host_state=iterators or None)
 
     def restore(self, *, step: int | None = None, state: PyTree) -> tuple[int | None, PyTree]:
         """Bring back the newest complete step, or just ``step``. Collective; blocks.
@@ -239,7 +237,6 @@ class EmergencyCheckpointer(BaseCheckpointer):
         if running is None:
             return
         if not has_exception:
-            self._saving = None
             running.stop()
             return
         try:
@@ -253,18 +250,17 @@ class EmergencyCheckpointer(BaseCheckpointer):
         return self._running
 
     def _keep_index(self, event: Event) -> None:
-        """Let axlearn's tools find the steps of storage. In the threads of the saves."""
+        """Let axlearn's tools find the steps of storage. In the threads of the saves.
+
+        RAM may give storage a step long after ``save``, whose state is gone by then.
+        """
         step = event.fields.get("step")
         if not isinstance(step, int):
             return
-        if event.name == "save.started" and event.fields.get("tier") == "persistent":
-            self._entries[step] = entries_of(step, self._saving)
-        elif event.point == "persistent.stage.published":
-            self._index.write(step, self._entries[step])
+        if event.point == "persistent.stage.published":
+            self._index.write(step, entries_of(step, self._leaves))
         elif event.point == "persistent.removal.begun":
             self._index.remove(step)
-        elif event.name in ("persistent.complete", "persistent.failed"):
-            self._entries.pop(step, None)
 
 
 class _Asked:

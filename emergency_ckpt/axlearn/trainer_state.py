@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -15,8 +15,17 @@ from emergency_ckpt.storage.directory import StorageDirectory
 from emergency_ckpt.storage.tier import DEFAULT_TIMEOUT_S
 
 Entries = Sequence[tuple[str, Any]]
+Leaves = Sequence[tuple[Any, Any]]
+"""Of a state: each leaf's key path, and an ``_Array`` or what the index has in the leaf's place."""
 
 _NAME = "index"
+
+
+class _Array(NamedTuple):
+    """An array without its values."""
+
+    shape: Any
+    dtype: Any
 
 
 def split(state: PyTree) -> tuple[PyTree, dict[str, Any]]:
@@ -58,22 +67,36 @@ def step_name(step: int) -> str:
     return f"step_{step:08d}"
 
 
-def entries_of(step: int, state: PyTree) -> Entries:
-    """Return the entries of the index for ``state``.
+def leaves_of(state: PyTree) -> Leaves:
+    """Return the leaves of ``state`` for ``entries_of``, without the values of arrays.
+
+    The texts are made by ``entries_of``, since the training thread waits for this function.
+    """
+    flat = jax.tree_util.tree_flatten_with_path(state)[0]
+    return [(key_path, _described(leaf)) for key_path, leaf in flat]
+
+
+def _described(leaf: Any) -> Any:
+    if _is_iterator(leaf):
+        return str(type(leaf))
+    if hasattr(leaf, "shape") and hasattr(leaf, "dtype"):
+        return _Array(leaf.shape, leaf.dtype)
+    return leaf
+
+
+def entries_of(step: int, leaves: Leaves) -> Entries:
+    """Return the entries of the index for a state with these leaves.
 
     ``["step", 25]``, then ``[path, {"dtype": "float32", "shape": "(8, 16)"}]`` for each array and
     ``[path, type]`` for each iterator.
     """
     entries: list[tuple[str, Any]] = [("step", step)]
-    for key_path, leaf in jax.tree_util.tree_flatten_with_path(state)[0]:
-        path = path_of(key_path)
-        if _is_iterator(leaf):
-            entries.append((path, str(type(leaf))))
-        elif hasattr(leaf, "shape") and hasattr(leaf, "dtype"):
+    for key_path, leaf in leaves:
+        value = leaf
+        if isinstance(leaf, _Array):
             dtype = getattr(leaf.dtype, "dtype", leaf.dtype)
-            entries.append((path, {"dtype": str(dtype), "shape": str(tuple(leaf.shape))}))
-        else:
-            entries.append((path, leaf))
+            value = {"dtype": str(dtype), "shape": str(tuple(leaf.shape))}
+        entries.append((path_of(key_path), value))
     return entries
 
 

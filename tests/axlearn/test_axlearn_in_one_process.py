@@ -1,4 +1,4 @@
-"""axlearn's checkpointer in a job of one process: what hears its events."""
+"""axlearn's checkpointer in a job of one process: what hears its events, and what tools find."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from emergency_ckpt.events import Event
 from emergency_ckpt.extras.event_log.reader import read_events
 from emergency_ckpt.observer import JobView, Observer
 
-LAST = 3
+MANY = 10_000
 
 
 @dataclasses.dataclass(eq=False)
@@ -49,37 +49,37 @@ class Noted(Observer):
 
 
 @pytest.fixture
-def trained(axlearn_face: Any, world: World) -> Any:
-    """Saves steps 1 to LAST to RAM, and those in ``stored`` to storage, and ends well."""
+def opened(axlearn_face: Any, world: World) -> Any:
+    """Make a checkpointer that saves each step to RAM, and those in ``stored`` to storage."""
     function_config: Any = importlib.import_module("axlearn.common.config").config_for_function
 
-    def run(stored: tuple[int, ...] = (), **settings: Any) -> Any:
-        def policy(*steps: int) -> Any:
-            return function_config(lambda: lambda *, step, evaler_summaries: step in steps)
+    def policy(steps: Any) -> Any:
+        return function_config(lambda: lambda *, step, evaler_summaries: step in steps)
 
+    def made(stored: Any = (), **settings: Any) -> Any:
         cfg = axlearn_face.EmergencyCheckpointer.default_config().set(
             name="checkpointer",
             dir=str(world.persistent),
             trainer_dir=str(world.persistent),
             local_dir=str(world.ramdisk),
-            local_save_policy=policy(*range(1, LAST + 1)),
-            save_policy=policy(*stored),
+            local_save_policy=policy(range(1, MANY)),
+            save_policy=policy(stored),
             replica_axis_index=0,
-            keep_last_n=LAST,
+            keep_last_n=MANY,
         )
-        checkpointer = cfg.set(**settings).instantiate(parent=None)
-        with checkpointer:
-            for step in range(1, LAST + 1):
-                checkpointer.save(step=step, state=world.state(step))
-                checkpointer.wait_until_finished()
-        return checkpointer
+        return cfg.set(**settings).instantiate(parent=None)
 
-    return run
+    return made
+
+
+def save(checkpointer: Any, world: World, step: int) -> None:
+    checkpointer.save(step=step, state=world.state(step))
+    checkpointer.wait_until_finished()
 
 
 @pytest.mark.parametrize("form", ["function", "text", "observer", "list"])
 def test_axlearn_config_has_listeners_of_every_kind(
-    world: World, trained: Any, tmp_path: Path, form: str
+    world: World, opened: Any, tmp_path: Path, form: str
 ) -> None:
     noted, log = tmp_path / "noted", tmp_path / "log"
     given: dict[str, Any] = {
@@ -88,7 +88,10 @@ def test_axlearn_config_has_listeners_of_every_kind(
         "observer": Noted(str(noted)),
     }
     on_event = list(given.values()) if form == "list" else given[form]
-    trained(stored=(LAST,), on_event=on_event)
+    checkpointer = opened(stored=(2,), on_event=on_event)
+    with checkpointer:
+        save(checkpointer, world, 1)
+        save(checkpointer, world, 2)
     heard = {
         "function": world.names(),
         "text": [event.name for event in read_events(log).events] if log.exists() else [],
@@ -96,11 +99,34 @@ def test_axlearn_config_has_listeners_of_every_kind(
     }
     for kind, names in heard.items():
         if form in (kind, "list"):
-            assert names.count("save.complete") == LAST, kind
-            assert "persistent.complete" in names, kind
+            assert names.count("save.complete") == 2, kind
+            assert names.count("persistent.complete") == 1, kind
     if form in ("observer", "list"):
         assert heard["observer"][0] == "begin"
         assert heard["observer"][-1] == "close"
         assert heard["observer"].index("join") < heard["observer"].index("leave")
-    (index,) = world.persistent.glob("step_*/index")
-    assert json.loads(index.read_text())[0] == ["step", LAST]
+
+
+def test_step_that_ram_gives_to_storage_at_the_end_has_an_index(
+    axlearn_face: Any, world: World, opened: Any
+) -> None:
+    """No other save to storage is due within the hour after the first one."""
+    last = 1
+    checkpointer = opened(save_every_n_seconds=3600, on_event=world.events.append)
+    with checkpointer:
+        while not world.named("persistent.complete"):
+            save(checkpointer, world, last)
+            last += 1
+        save(checkpointer, world, last)
+        assert not world.named("save.started", step=last, tier="persistent")
+    base = str(world.persistent)
+    assert axlearn_face.EmergencyCheckpointer.latest_checkpoint_step(base) == last
+    tools: Any = importlib.import_module("axlearn.common.checkpointer")
+    paths = axlearn_face.EmergencyCheckpointer.checkpoint_paths(base)
+    assert tools.indexed_steps(base) == paths
+    spec = tools.read_state_spec(paths[-1])
+    shapes = {name: tuple(array.shape) for name, array in spec.items()}
+    assert shapes == {"empty": (0, 4), "step": (), "w": (8, 4)}
+    entries = json.loads((Path(paths[-1]) / "index").read_text())
+    assert entries[0] == ["step", last]
+    assert ["host", last] in entries

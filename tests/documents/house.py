@@ -69,7 +69,6 @@ OWN_SIZES = {
 # The names of the tiers as users, events and metrics write them. All else asks the tier, or says
 # ``types.LOCAL`` and ``types.PERSISTENT``.
 TIER_LITERALS = {
-    "axlearn/adapter.py",
     "checkpointer.py",
     "config/settings.py",
     "extras/metrics/listeners.py",
