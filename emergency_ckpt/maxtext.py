@@ -24,6 +24,7 @@ from emergency_ckpt.orbax import (
     LocalCheckpointOptions,
     PersistentCheckpointOptions,
 )
+from emergency_ckpt.orbax.options import merged_with
 from emergency_ckpt.state.host_state_codec import Stateful, as_stateful
 
 if TYPE_CHECKING:
@@ -63,7 +64,8 @@ def from_maxtext(flags: object, **settings: Any) -> CheckpointerConfig:
         complete, instead of every ``checkpoint_period`` steps, and so does the local tier if
         ``local_checkpoint_period`` is above 0.
       max_num_checkpoints_to_keep: number of newest steps kept in the persistent tier; None, or
-        the text "None" of MaxText's base.yml, keeps all.
+        the text "None" of MaxText's base.yml, keeps all. A ``preservation_policy`` among the
+        ``settings`` replaces the number.
       checkpoint_period, local_checkpoint_period: steps between saves to the persistent and to the
         local tier; 0 for none.
       enable_multi_tier_checkpointing: the persistent tier saves every
@@ -78,20 +80,20 @@ def from_maxtext(flags: object, **settings: Any) -> CheckpointerConfig:
       ConfigError: a flag of the wrong type, or one that says where removed steps go.
     """
     values = _values(flags)
-    config = CheckpointerConfig(orbax=OrbaxFace(item="items")).set(
-        async_save=values["async_checkpointing"],
-        save_every=_backup_interval(values) or values["checkpoint_period"],
-        local_save_every=values["local_checkpoint_period"],
-        keep_last_n=values["max_num_checkpoints_to_keep"],
-    )
+    of_flags: dict[str, Any] = {
+        "async_save": values["async_checkpointing"],
+        "save_every": _backup_interval(values) or values["checkpoint_period"],
+        "local_save_every": values["local_checkpoint_period"],
+        "keep_last_n": values["max_num_checkpoints_to_keep"],
+    }
     if values["enable_continuous_checkpointing"]:
-        policy = cast("SavePolicy", ocm.ContinuousCheckpointingPolicy())
-        config.set(save_every=policy)
+        of_flags["save_every"] = policy = ocm.ContinuousCheckpointingPolicy()
         if values["local_checkpoint_period"] > 0:
-            config.set(local_save_every=policy)
+            of_flags["local_save_every"] = policy
     if not values["enable_checkpointing"]:
-        config.set(save_every=0, local_save_every=0, on_preemption="ignore")
-    return config.set(**settings)
+        of_flags |= {"save_every": 0, "local_save_every": 0, "on_preemption": "ignore"}
+    config = CheckpointerConfig(orbax=OrbaxFace(item="items"))
+    return config.set(**merged_with(of_flags, settings))
 
 
 def create_checkpoint_manager(

@@ -24,6 +24,9 @@ from emergency_ckpt.errors import ConfigError
 
 ShouldSave = Callable[[int, int | None], bool]
 
+_KEPT = ("keep_last_n", "preservation_policy")
+"""Settings that select the steps to keep in storage, of which only one may be set."""
+
 
 @dataclasses.dataclass
 class LocalCheckpointOptions:
@@ -110,7 +113,8 @@ class CheckpointManagerOptions:
       best_fn, best_mode: criterion of ``best_step``: ``best_fn(metrics)`` returns a number, of
         which the largest (``"max"``) or the smallest (``"min"``) is best.
       settings: further settings of ``emergency_ckpt.config.Config``, by name, which have
-        precedence. An interval among them replaces the save schedule of that tier's options.
+        precedence. An interval among them replaces the save schedule of that tier's options, and
+        ``keep_last_n`` or ``preservation_policy`` the rule by which storage keeps steps.
     """
 
     local: LocalCheckpointOptions = dataclasses.field(default_factory=LocalCheckpointOptions)
@@ -244,12 +248,25 @@ def _steps_in_ram(local: LocalCheckpointOptions) -> int:
     return policy.n
 
 
+def merged_with(settings: Mapping[str, Any], further: Mapping[str, Any]) -> dict[str, Any]:
+    """Return ``settings`` with the user's ``further`` ones, which have precedence.
+
+    Of ``keep_last_n`` and ``preservation_policy``, one among ``further`` replaces also the other
+    one of ``settings``.
+    """
+    merged = {**settings, **further}
+    for name, other in (_KEPT, _KEPT[::-1]):
+        if further.get(name) is not None and other not in further:
+            merged.pop(other, None)
+    return merged
+
+
 def with_further(settings: Mapping[str, Any], further: Mapping[str, Any]) -> dict[str, Any]:
     """Return ``settings`` with the user's ``further`` ones, which have precedence.
 
     An interval in place of a policy leaves preemptions to ``on_preemption``, which is then "save".
     """
-    merged = {**settings, **further}
+    merged = merged_with(settings, further)
     given = [further[name] for name in ("local_save_every", "save_every") if name in further]
     if any(all(is_interval(part) for part in parts_of(every)) for every in given):
         merged["on_preemption"] = further.get("on_preemption", "save")

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import datetime
 import time
+from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
 import grain.python as grain
 import orbax.checkpoint as ocp
 import pytest
+from orbax.checkpoint import checkpoint_managers as ocm
 from world import World, same
 
 from emergency_ckpt.config import Config
@@ -77,6 +79,29 @@ def test_objects_with_other_settings_and_settings_that_win() -> None:
     assert (made.save_every, made.keep_last_n) == (7, 2)
 
 
+@pytest.mark.parametrize("is_continuous", [True, False])
+def test_preservation_policy_among_the_settings_wins(world: World, is_continuous: bool) -> None:
+    policy = ocm.EveryNSteps(2)
+    flags = {
+        "enable_continuous_checkpointing": is_continuous,
+        "checkpoint_period": 1,
+        "max_num_checkpoints_to_keep": 1,
+    }
+    made = from_maxtext(flags, preservation_policy=policy, **PLACES).validated()
+    assert (made.preservation_policy, made.keep_last_n) == (policy, None)
+    assert from_maxtext(flags, preservation_policy=None, **PLACES).validated().keep_last_n == 1
+    with pytest.raises(ConfigError, match="preservation_policy and keep_last_n are both set"):
+        from_maxtext(flags, preservation_policy=policy, keep_last_n=3, **PLACES).validated()
+    manager = manager_of(world, further={"preservation_policy": policy}, **flags)
+    assert manager is not None
+    with manager:
+        for step in range(4):
+            args = ocp.args.Composite(state=ocp.args.PyTreeSave(world.state(step)))
+            manager.save(step, args, force=True)
+            manager.wait_until_finished()
+        assert manager.all_steps(read=True) == [0, 2, 3]
+
+
 def test_backup_interval_of_multi_tier_mode_is_that_of_storage(world: World) -> None:
     flags = {"multi_tier_checkpointing_backup_interval_minutes": 30, "checkpoint_period": 7}
     assert config(**flags).save_every == 7, "the flag of the mode decides"
@@ -114,13 +139,17 @@ def test_all_faults_are_named() -> None:
     assert len(caught.value.problems) == 3
 
 
-def manager_of(world: World, **flags: Any) -> CheckpointManager | None:
+def manager_of(
+    world: World, further: Mapping[str, Any] | None = None, **flags: Any
+) -> CheckpointManager | None:
     flags = {
         "local_checkpoint_directory": str(world.ramdisk),
         "checkpoint_dir": str(world.persistent),
         **flags,
     }
-    return create_checkpoint_manager(SimpleNamespace(**flags), world.mesh, world.state(0))
+    return create_checkpoint_manager(
+        SimpleNamespace(**flags), world.mesh, world.state(0), **(further or {})
+    )
 
 
 def test_manager_of_the_emergency_mode(world: World) -> None:

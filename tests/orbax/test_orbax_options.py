@@ -325,6 +325,17 @@ def test_interval_among_further_settings_beats_the_options() -> None:
     assert plans["local"] != without["local"]
 
 
+@pytest.mark.parametrize("further", [{"keep_last_n": 2}, {"preservation_policy": ocm.LatestN(2)}])
+@pytest.mark.parametrize("given", [{"max_to_keep": 5}, {"preservation_policy": ocm.LatestN(5)}])
+def test_further_setting_of_what_is_kept_beats_the_options(given: Any, further: Any) -> None:
+    persistent = ours.PersistentCheckpointOptions(**given)
+    usual = settings_of(ours.CheckpointManagerOptions(persistent=persistent), one_slice=False)
+    config = Config(dir="/persistent/run", local_dir="/dev/shm/ckpt")
+    config.set(**with_further(usual, further)).validated()
+    kept = {"keep_last_n": config.keep_last_n, "preservation_policy": config.preservation_policy}
+    assert {name: value for name, value in kept.items() if value is not None} == further
+
+
 def test_policy_among_further_settings_decides_on_preemptions() -> None:
     further = {"save_every": [ocm.FixedIntervalPolicy(3), 7]}
     assert with_further({}, further) == further
