@@ -300,6 +300,31 @@ def test_ram_keeps_the_newest_steps() -> None:
     assert made(local=newest).local_keep_last_n == 3
 
 
+def test_steps_of_ram_beyond_a_lowered_number_are_named(world: World) -> None:
+    world.ramdisk.mkdir()
+    state = world.state(0)
+
+    def opened(keep: int) -> ours.CheckpointManager:
+        local = ours.LocalCheckpointOptions(save_interval_steps=1, max_to_keep=keep)
+        options = ours.CheckpointManagerOptions(local=local)
+        places = world.ramdisk, world.persistent
+        return ours.CheckpointManager(*places, world.mesh, state, options=options)
+
+    def save(manager: ours.CheckpointManager, step: int) -> None:
+        args = ocp.args.Composite(state=ocp.args.PyTreeSave(world.state(step)))
+        manager.save(step, args=args)
+        manager.wait_until_finished()
+
+    with opened(3) as manager:
+        for step in (1, 2, 3):
+            save(manager, step)
+    with opened(1) as manager:
+        assert manager.all_steps() == manager.all_steps(read=True) == [1, 2, 3]
+        assert same(manager.restore(2).state, world.state(2))
+        save(manager, 3)
+        assert manager.all_steps() == manager.all_steps(read=True) == [1, 3]
+
+
 @pytest.mark.parametrize("policy", [ocm.LatestN(None), ocm.EveryNSteps(5), ocm.CustomSteps([1])])
 def test_policy_of_ram_that_keeps_other_steps_is_refused(policy: Any) -> None:
     with pytest.raises(ValueError, match="RAM keeps the newest steps; set max_to_keep"):
