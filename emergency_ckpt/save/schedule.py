@@ -29,6 +29,7 @@ class TierSchedule:
       last: the last step at which a save was due, or that was restored; None before the first.
       last_started: the step of the newest save that went to the background; None before the first.
       stall_s: the seconds that the newest save held up the training thread of this process.
+      waited_in_vain: the newest wait ended before the save under way did.
     """
 
     def __init__(self, name: TierName, plan: SavePlan, failures: Failures) -> None:
@@ -56,7 +57,7 @@ class TierSchedule:
         self._after_save: Callable[[int], None] | None = None
         self._failed_in_row = 0
         self._failed_at_s = 0.0
-        self._waited_in_vain = False
+        self.waited_in_vain = False
 
     @property
     def pace(self) -> tuple[float, float]:
@@ -136,15 +137,10 @@ class TierSchedule:
         """Note that the save of ``step`` is left out here: it ends with the save under way."""
         self._begun = step
 
-    def wait_idle(self, limit_s: float, *, each_time: bool) -> bool:
-        """Wait at most so long for the end of the previous save; return whether it has ended.
-
-        Without ``each_time`` a save is waited for once only: after a step has waited for it in
-        vain, later steps do not wait.
-        """
-        waits = each_time or not self._waited_in_vain
-        idle = self.worker.wait_idle(limit_s if waits else 0)
-        self._waited_in_vain = not idle
+    def wait_idle(self, limit_s: float) -> bool:
+        """Wait at most so long for the end of the previous save; return whether it has ended."""
+        idle = self.worker.wait_idle(limit_s)
+        self.waited_in_vain = not idle
         return idle
 
     # After failures; for any thread.

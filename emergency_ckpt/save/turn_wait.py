@@ -102,7 +102,7 @@ class TurnWait:
             if name == LOCAL:
                 is_idle = self._wait_for_ram(schedule, request, limit_s)
             else:
-                is_idle = self._wait_idle(schedule, limit_s, each_time=request.must_exist)
+                is_idle = self._wait_for_storage(schedule, request, limit_s)
         except PeerLeft as error:
             target = f"step {save.step} to the {name} tier"
             failure = SaveFailed("save", target, error.problem, hint=error.hint)
@@ -144,19 +144,37 @@ class TurnWait:
     def _wait_for_ram(self, schedule: TierSchedule, request: SaveRequest, limit_s: float) -> bool:
         """Wait for the previous save to RAM; return whether ``request`` may begin.
 
-        PeerLeft as ``_wait_idle``.
+        PeerLeft: a process that takes part in the previous save has died.
         """
         turns, save, now_s = self._parts.local.turns, request.save, time.monotonic()
         deadline_s = now_s + limit_s
         early_s = deadline_s if request.must_exist else now_s + turns.limit_s(limit_s)
         while True:
             left_s = (early_s if now_s < early_s else deadline_s) - now_s
-            if schedule.wait_idle(min(_INSPECTION_S, left_s), each_time=True):
+            if schedule.wait_idle(min(_INSPECTION_S, left_s)):
                 return not turns.is_left_out(save)
             now_s = time.monotonic()
             if (now_s >= early_s and turns.leave_out(save)) or now_s >= deadline_s:
                 return False
             self._parts.inspect()
+
+    def _wait_for_storage(
+        self, schedule: TierSchedule, request: SaveRequest, limit_s: float
+    ) -> bool:
+        """Wait for the previous save to storage; return whether it has ended.
+
+        A save is waited for once only, unless the step must exist: after a step has waited for it
+        in vain, later steps do not wait. PeerLeft as ``_wait_for_ram``.
+        """
+        waits = request.must_exist or not schedule.waited_in_vain
+        left_s = limit_s if waits else 0
+        deadline_s = time.monotonic() + left_s
+        while not schedule.wait_idle(min(_INSPECTION_S, left_s)):
+            left_s = deadline_s - time.monotonic()
+            if left_s <= 0:
+                return False
+            self._parts.inspect()
+        return True
 
     def _say_too_often(self, schedule: TierSchedule, save: SaveId) -> None:
         """Report that saves come too fast; at the leader, also warn of it now and then."""
@@ -183,15 +201,3 @@ class TurnWait:
         waits = self._parts.saves[name].waits_for_others
         problem, hint = skip_reason(name, limit_s, waits_for_others=waits)
         return SaveFailed("save", f"step {save.step} to the {name} tier", problem, hint=hint)
-
-    def _wait_idle(self, schedule: TierSchedule, limit_s: float, *, each_time: bool) -> bool:
-        """Wait for the previous save. PeerLeft: a process that takes part in that save has died."""
-        if not each_time:  # such a save waits for storage only, if at all
-            return schedule.wait_idle(limit_s, each_time=False)
-        deadline_s = time.monotonic() + limit_s
-        is_idle = schedule.wait_idle(min(limit_s, _INSPECTION_S), each_time=True)
-        while not is_idle and time.monotonic() < deadline_s:
-            self._parts.inspect()
-            left_s = deadline_s - time.monotonic()
-            is_idle = schedule.wait_idle(max(0.0, min(left_s, _INSPECTION_S)), each_time=True)
-        return is_idle

@@ -1,9 +1,11 @@
-"""A process that is killed while the arrays of the others wait for it in a collective."""
+"""A process that is killed while another one is in ``save``, and waits for it or for storage."""
 
 from __future__ import annotations
 
 import os
 import signal
+import threading
+import time
 from typing import Any
 
 import jax
@@ -11,11 +13,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
-from job_process import Iterator, JobProcess, finish, mesh_of, run_program
+from job_process import Iterator, JobProcess, finish, mesh_of, programs_of, run_program
 
 from emergency_ckpt.errors import CheckpointError
+from emergency_ckpt.storage.item.array_writes import ArrayWrites
 
 VICTIM = 1
+WAIT_S = 60.0
 WIDTH = 1 << 18
 """JAX computes smaller arrays on CPU in the thread that asks for them."""
 
@@ -42,5 +46,41 @@ def killed_before_a_collective(world: JobProcess) -> Any:
             (world.root / "survivor").write_text(f"{type(error).__name__}: {error}")
 
 
+def killed_while_storage_is_slow(world: JobProcess) -> Any:
+    """The survivor alone writes, and storage takes nothing."""
+    mesh, iterator = mesh_of(world.slices), Iterator(world.process)
+    whole, ones = NamedSharding(mesh, P()), np.ones(WIDTH, np.float32)
+    state = {"mean": jax.make_array_from_callback(ones.shape, whole, lambda index: ones[index])}
+    is_writing = threading.Event()
+
+    def take_nothing(*_: Any, **__: Any) -> None:
+        is_writing.set()
+        threading.Event().wait()
+
+    ArrayWrites.write_into = take_nothing
+    config = world.config(
+        "slow",
+        mesh=mesh,
+        dir=str(world.root / "slow_steps"),
+        save_every=5,
+        save_timeout_s=120,
+        storage_wait_timeout_s=600,
+    )
+    with config.instantiate() as ckpt:
+        ckpt.save(step=5, state=state, host_state=iterator.at(5))
+        if world.process != VICTIM:
+            assert is_writing.wait(WAIT_S)
+        while not world.named("save.complete"):  # in RAM, which connects the processes
+            time.sleep(0.01)
+        world.meet()
+        if world.process == VICTIM:
+            os.kill(os.getpid(), signal.SIGKILL)
+        ckpt.save(step=10, state=state, host_state=iterator.at(10))
+        try:
+            ckpt.check_for_errors()
+        except CheckpointError as error:
+            (world.root / "survivor").write_text(f"{type(error).__name__}: {error}")
+
+
 if __name__ == "__main__":
-    run_program({killed_before_a_collective.__name__: killed_before_a_collective})
+    run_program(programs_of(globals()))
