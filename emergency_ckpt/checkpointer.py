@@ -258,7 +258,7 @@ class EmergencyCheckpointer:
         self._check_running("save")
         step = step_number("save", step)
         self._progress.note(step)
-        with self._progress.inside("save", self._config.longest_save_wait_s):
+        with self._progress.inside("save", self._config.longest_capture_s):
             begun = self._saver.save(
                 step, state, host_state, force=force, metrics=metrics, orbax=orbax
             )
@@ -410,8 +410,7 @@ class EmergencyCheckpointer:
           DeadlineExceeded: it takes longer than ``timeout_s`` (default: the maximum duration of a
             save), or than the grace period after a preemption notice.
         """
-        with self._progress.inside("wait_until_finished", self._config.longest_wait_s):
-            self._saver.ending.wait_until_finished(timeout_s)
+        self._saver.ending.wait_until_finished(timeout_s)
 
     def check_for_errors(self) -> None:
         """Raise the newest background error that was not raised before, if any. Not collective."""

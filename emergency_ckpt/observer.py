@@ -25,7 +25,8 @@ class AtStep(NamedTuple):
     Attributes:
       step: the last step that the loop has named; None before the first after a start or a restore.
       call: the method of the checkpointer that the training thread is in; empty outside.
-      still_s: seconds since the step, or since the training thread entered or left ``call``.
+      still_s: seconds since the step, or since the training thread entered or left ``call`` or a
+        part of it.
       call_limit_s: longest time for which ``call`` may wait for a checkpoint.
     """
 
@@ -66,12 +67,17 @@ class StepProgress:
 
     @contextlib.contextmanager
     def inside(self, call: str, limit_s: float) -> Generator[None]:
-        """Hold that the process is in ``call``, which may wait ``limit_s`` for checkpoints."""
+        """Hold that the process is in ``call``, which may wait ``limit_s`` for checkpoints.
+
+        Inside another call the part ``call`` has a limit of its own, and the other call's limit
+        counts from the end of that part. For the training thread.
+        """
+        _, outer, outer_limit_s, _ = self._now
         self._now = (self._step, call, limit_s, time.monotonic())
         try:
             yield
         finally:
-            self._now = (self._step, "", 0.0, time.monotonic())
+            self._now = (self._step, outer, outer_limit_s, time.monotonic())
 
     def restart(self) -> None:
         """Forget the step: a restore begins, and the step after it may be compiled first."""

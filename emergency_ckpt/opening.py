@@ -306,6 +306,7 @@ class Opened:
                 watch=self.watch,
                 timelines=timelines,
                 events=self.events,
+                progress=self.progress,
                 failures=self.failures,
                 finite=finite,
                 link=self.link,

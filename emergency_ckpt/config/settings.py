@@ -325,11 +325,12 @@ class Config:
         return 4 * self.save_timeout_s + 3 * self.total_timeout_s
 
     @property
-    def longest_save_wait_s(self) -> float:
-        """Maximum time that ``save`` waits: for previous saves, and for its own bytes."""
-        short_s = 3 * self.save_timeout_s + self.storage_wait_timeout_s
-        is_short = self.async_save and self.on_preemption != "exit"
-        return short_s if is_short else self.longest_wait_s
+    def longest_capture_s(self) -> float:
+        """Maximum time of ``save`` without its waits for saves in progress; beyond, it may hang.
+
+        The copy for each tier has ``save_timeout_s``. The arrays have as long to be computed.
+        """
+        return 3 * self.save_timeout_s
 
     @property
     def exit_timeout_s(self) -> float:

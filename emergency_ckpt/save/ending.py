@@ -93,21 +93,22 @@ class Ending:
 
     def wait_until_finished(self, timeout_s: float | None = None) -> None:
         """As ``EmergencyCheckpointer.wait_until_finished``."""
-        sync_step, deadline_s = self._parts.watch.sync_step, self._deadline_s(timeout_s)
-        for name, schedule in self._schedules.items():
-            if not schedule.worker.wait_idle(max(0.0, deadline_s - time.monotonic())):
-                if sync_step is not None:
-                    self.say_not_written(name, sync_step, "the time is over")
-                raise DeadlineExceeded(
-                    "wait for", f"the save to the {name} tier", "it has not ended in time"
-                )
-        preservation = self._parts.preservation
-        left_s = max(0.0, deadline_s - time.monotonic())
-        if preservation is not None and not preservation.wait_idle(left_s):
-            raise DeadlineExceeded("wait for", "the removal of old steps", "not done in time")
-        if sync_step is not None and not self._left:
-            self._left = True
-            leave_together(self._parts.coordinator, max(1.0, self._parts.watch.grace_left_s()))
+        with self._parts.progress.inside("wait_until_finished", self._parts.config.longest_wait_s):
+            sync_step, deadline_s = self._parts.watch.sync_step, self._deadline_s(timeout_s)
+            for name, schedule in self._schedules.items():
+                if not schedule.worker.wait_idle(max(0.0, deadline_s - time.monotonic())):
+                    if sync_step is not None:
+                        self.say_not_written(name, sync_step, "the time is over")
+                    raise DeadlineExceeded(
+                        "wait for", f"the save to the {name} tier", "it has not ended in time"
+                    )
+            preservation = self._parts.preservation
+            left_s = max(0.0, deadline_s - time.monotonic())
+            if preservation is not None and not preservation.wait_idle(left_s):
+                raise DeadlineExceeded("wait for", "the removal of old steps", "not done in time")
+            if sync_step is not None and not self._left:
+                self._left = True
+                leave_together(self._parts.coordinator, max(1.0, self._parts.watch.grace_left_s()))
 
     def _deadline_s(self, timeout_s: float | None) -> float:
         """Return the end of ``timeout_s`` (None: of the longest wait), or of a grace period."""

@@ -26,6 +26,7 @@ from emergency_ckpt.config.policies import plan_text
 from emergency_ckpt.core.save.snapshot_plan import Buffers
 from emergency_ckpt.core.shard_layout import Layout, lay_out, shard_nbytes
 from emergency_ckpt.events import EventSink
+from emergency_ckpt.observer import StepProgress
 from emergency_ckpt.ram.slot_choice import slots_for
 from emergency_ckpt.ram.tier import LocalTier
 from emergency_ckpt.save.local_save import LocalSave, LocalSaves
@@ -51,6 +52,7 @@ class SaverParts:
     """Parts of the saver. ``persistent`` and ``preservation``: None without the persistent tier.
 
     ``inspect``: raises PeerLeft when a process has died, for which the training waits in vain.
+    ``progress``: holds what the training thread waits for, and how long it may.
     """
 
     config: Config
@@ -64,6 +66,7 @@ class SaverParts:
     watch: PreemptionWatch
     timelines: Timelines
     events: EventSink
+    progress: StepProgress
     failures: Failures
     finite: FiniteLeaves
     link: Link

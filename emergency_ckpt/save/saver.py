@@ -394,7 +394,9 @@ class Saver:
                 self._wait_captured(begun, request, [begun])
                 started.add(name)
                 if name == LOCAL:  # a lost process may delay RAM: storage gets half the time
-                    self._schedules[name].worker.wait_idle(left_s() / 2)
+                    limit_s = left_s() / 2
+                    with self._parts.progress.inside("save", limit_s):
+                        self._schedules[name].worker.wait_idle(limit_s)
         finally:
             request.release()
         return started

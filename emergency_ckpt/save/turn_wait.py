@@ -99,10 +99,12 @@ class TurnWait:
         name, save = schedule.name, request.save
         limit_s = self._longest_wait_s(name, request)
         try:
-            if name == LOCAL:
-                is_idle = self._wait_for_ram(schedule, request, limit_s)
-            else:
-                is_idle = self._wait_for_storage(schedule, request, limit_s)
+            # The save under way has limits of its own, so this wait for it is no hang.
+            with self._parts.progress.inside("save", limit_s):
+                if name == LOCAL:
+                    is_idle = self._wait_for_ram(schedule, request, limit_s)
+                else:
+                    is_idle = self._wait_for_storage(schedule, request, limit_s)
         except PeerLeft as error:
             target = f"step {save.step} to the {name} tier"
             failure = SaveFailed("save", target, error.problem, hint=error.hint)

@@ -135,6 +135,46 @@ def test_watch_of_two_jobs_goes_on_when_one_ends() -> None:
             assert code == 124, process.stderr.read()
 
 
+NEVER_COMPUTED = """
+import sys
+import jax
+jax.config.update("jax_platforms", "cpu")
+import jax.numpy as jnp
+from configs import config_with
+from emergency_ckpt import EmergencyCheckpointer
+from emergency_ckpt.config import OrbaxFace
+
+root = sys.argv[1]
+settings = {
+    "dir": f"{root}/steps",
+    "local_dir": f"{root}/ram",
+    "local_save_every": 0,
+    "save_every": 1,
+    "save_timeout_s": 1.0,
+    "orbax": OrbaxFace(waits_for_storage=True),
+    "on_event": "hang(2)",
+}
+ckpt = EmergencyCheckpointer(config_with(settings))
+started = jnp.ones(1 << 18)
+ckpt.save(step=1, state={"w": started})
+ckpt.wait_until_finished()
+never = jax.jit(lambda w: jax.lax.while_loop(lambda w: w[0] > 0, lambda w: w + 1, w))(started)
+ckpt.save(step=2, state={"w": never})
+"""
+
+
+def test_save_whose_arrays_never_come_is_a_hang() -> None:
+    """The four hours of a save to storage counted for a save that waited for no storage."""
+    with job_root() as root:
+        words = [HERE / "text_program.py", NEVER_COMPUTED, root]
+        with started(*words, stderr=subprocess.PIPE) as process:
+            code = process.wait(LIFE_TIMEOUT_S)
+            assert process.stderr is not None
+            text = process.stderr.read()
+            assert code == 124, text
+            assert "all processes stand at step 2, in the checkpointer's save" in text
+
+
 @pytest.mark.slow
 def test_long_pause_before_first_and_after_last_step_is_no_hang() -> None:
     """Compiling takes longer than the timeout, and so does what comes after the last step."""

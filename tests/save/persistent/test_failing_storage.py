@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from faults import fill_disk, storage_fails
@@ -30,6 +31,7 @@ from emergency_ckpt.config import Config
 from emergency_ckpt.config.policies import plan_saves
 from emergency_ckpt.core.save.announcements import Progress
 from emergency_ckpt.errors import PersistentTierError, SaveFailed
+from emergency_ckpt.observer import AtStep, JobView, Observer, StepProgress
 from emergency_ckpt.save.schedule import TierSchedule
 from emergency_ckpt.storage import PersistentTier
 
@@ -187,15 +189,16 @@ class Hang:
 
 @contextlib.contextmanager
 def hung(
-    world: World, patch: pytest.MonkeyPatch, storage_wait_timeout_s: float
+    world: World, patch: pytest.MonkeyPatch, storage_wait_timeout_s: float, **more: Any
 ) -> Iterator[tuple[EmergencyCheckpointer, Hang]]:
-    """A life whose first save, of step 1, hangs in storage."""
+    """A life whose first save, of step 1, hangs in storage. ``more``: settings."""
     wait = {"storage_wait_timeout_s": storage_wait_timeout_s}
-    settings = {"local_save_every": 0, "save_every": 1, **wait}
+    settings = {"local_save_every": 0, "save_every": 1, **wait, **more}
     with world.open_both(**settings) as checkpointer:
         hang = Hang(patch)
         assert checkpointer.save(step=1, state=world.state(1))
         hang.waits_s.clear()
+        hang.is_waited_for.clear()
         try:
             yield checkpointer, hang
         finally:
@@ -241,3 +244,56 @@ def test_save_waits_once_for_a_save_that_hangs(
         assert hang.waits_s == [0.25, 0, 0]
     assert len(world.named("save.skipped", cause="busy")) == 3
     assert world.names().count("persistent.complete") == 1
+
+
+class Seen(Observer):
+    """Sees where the training thread is: also whenever its host state is captured."""
+
+    progress: StepProgress
+    wait: AtStep
+
+    def __init__(self) -> None:
+        self.captures: list[AtStep] = []
+
+    def join(self, job: JobView) -> None:
+        self.progress = job.progress
+
+    def get_state(self) -> int:
+        self.captures.append(self.progress.read())
+        return 0
+
+    def set_state(self, state: int) -> None:
+        """Nothing is kept."""
+
+    def look_at_wait(self, hang: Hang) -> None:
+        """Note where the training thread waits for storage, which answers then."""
+        assert hang.is_waited_for.wait(LONG_S)
+        self.wait = self.progress.read()
+        hang.answers.set()
+
+
+def test_save_may_wait_longer_for_storage(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hang watch lets the longer time count only while storage is waited for."""
+    seen = Seen()
+    with hung(world, monkeypatch, 10 * LONG_S, on_event=seen) as (checkpointer, hang):
+        looking = run_in_thread("look", lambda: seen.look_at_wait(hang))
+        assert checkpointer.save(step=2, state=world.state(2), host_state=seen)
+        looking.result()
+    (capture,) = seen.captures
+    assert (seen.wait.call, seen.wait.call_limit_s) == ("save", 10 * LONG_S)
+    assert (capture.call, capture.call_limit_s) == ("save", 3 * LONG_S)
+    assert seen.progress.read().call == ""
+
+
+def test_save_may_wait_long_for_its_own_end(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = Seen()
+    settings = {"local_save_every": 0, "save_every": 1, "storage_wait_timeout_s": 0.0}
+    with world.open_both(async_save=False, on_event=seen, **settings) as checkpointer:
+        hang = Hang(monkeypatch)
+        looking = run_in_thread("look", lambda: seen.look_at_wait(hang))
+        assert checkpointer.save(step=1, state=world.state(1), host_state=seen)
+        looking.result()
+    (capture,) = seen.captures
+    longest_s = 4 * LONG_S + 3 * Config().total_timeout_s
+    assert (seen.wait.call, seen.wait.call_limit_s) == ("wait_until_finished", longest_s)
+    assert (capture.call, capture.call_limit_s) == ("save", 3 * LONG_S)
