@@ -277,7 +277,7 @@ class StorageDirectory:
             raise CorruptData("read", str(path), "too long", expected=expected)
         return data
 
-    def put(self, below: str, data: bytes) -> None:
+    def put(self, below: str, data: bytes, deadline_s: float | None = None) -> None:
         """Replace a file atomically. Not for a file of a step: no late call is waited for."""
         path = self.path / below
 
@@ -298,7 +298,7 @@ class StorageDirectory:
                     reason = f"refused with a precondition that was not set: {error}"
                     raise ConnectionError(reason) from error
 
-        self.do("write", f"/{below}", put)
+        self.do("write", f"/{below}", put, deadline_s)
 
     def put_new(self, below: str, data: bytes) -> None:
         """Create a file atomically; FileExistsError when it exists. For use inside ``do``.

@@ -8,6 +8,8 @@ import time
 from functools import partial
 from typing import NamedTuple
 
+from absl import logging
+
 from emergency_ckpt.core.digested_file import DigestedFile
 from emergency_ckpt.core.limits import MAX_LOG_BYTES, MAX_VERSION
 from emergency_ckpt.core.step_log import Table, problem_of
@@ -206,7 +208,8 @@ class StepLog:
 
         None when another writer has made a version of this number, even one removed long ago.
         CorruptData when the version is too large. After an error at the deadline the version may
-        still appear, if absent. The folder of the log is made for the first version only.
+        still appear, if absent. A hint that cannot be written is only logged. The folder of the log
+        is made for the first version only.
         """
         if table.number > MAX_VERSION:
             last = f"{self._storage.path}/{_below(MAX_VERSION)}"
@@ -221,17 +224,24 @@ class StepLog:
         if not self.is_newest(table.number, deadline_s):
             return None
         if not self._storage.is_object_store:
-            number = str(table.number).encode()
-            self._storage.put(_HINT, number)
+            self._leave_hint(table.number, deadline_s)
         self.seen.number = max(self.seen.number, table.number)
         return LogRead(table.number, table)
 
-    def remove_old(self, newest: LogRead, after: LogRead) -> None:
+    def _leave_hint(self, number: int, deadline_s: float | None) -> None:
+        try:
+            self._storage.put(_HINT, str(number).encode(), deadline_s)
+        except PersistentTierError as error:
+            # The version counts: readers find it by the listing, or by its name.
+            logging.warning("version %d of the step log has no hint: %s", number, error)
+
+    def remove_old(self, newest: LogRead, after: LogRead, deadline_s: float | None = None) -> None:
         """Remove the versions that ``newest``, just written after ``after``, has replaced."""
         for old in sorted({*after.listed, newest.number - KEPT}):
             if 0 < old <= newest.number - KEPT:
                 path = self._storage.path / _below(old)
-                self._storage.do("remove", f"/{_below(old)}", partial(path.unlink, missing_ok=True))
+                remove = partial(path.unlink, missing_ok=True)
+                self._storage.do("remove", f"/{_below(old)}", remove, deadline_s)
 
 
 def _as_stray(fault: CorruptData) -> CorruptData:

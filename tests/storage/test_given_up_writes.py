@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 from etils.epath import backend
-from persistent_steps import life, writer_of
+from persistent_steps import KEPT, LOG_FOLDER, life, writer_of
 from state_samples import mesh_of, on_host, sharded
 
+from emergency_ckpt.core.step_log import Table
 from emergency_ckpt.errors import PersistentTierError
 from emergency_ckpt.storage import PersistentTier
 from emergency_ckpt.storage.item.array_writes import (
@@ -129,6 +130,39 @@ def test_leftovers_wait_for_a_marker_that_may_still_come(
     given_up.join(LONG_S)
     writer.begin(life(2))
     assert os.listdir(Path(tier.directory) / "host_state") == ["log"]
+
+
+@pytest.mark.parametrize(
+    ("name", "place"), [("replace", ".newest."), ("remove", f"/{LOG_FOLDER}/{1:012d}")]
+)
+def test_start_waits_for_its_version_of_the_log_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, place: str
+) -> None:
+    """The start has its number, and neither the hint nor an old version keeps it longer."""
+    tier = PersistentTier(str(tmp_path / "run"))
+    log = tier.found.log
+    for number in range(1, KEPT + 1):
+        assert log.append(Table(number, "run", False, life(1)))
+    writer = writer_of(tier)
+    writer.find()
+    before = log_files(tier)
+    answers = stall(monkeypatch, (name,), place)
+    writer.enter(life(2), time.monotonic() + 2 * TIMEOUT_S)
+    entered, given_up = log_files(tier), given_up_calls()
+    answers.set()
+    for call in given_up:
+        call.join(LONG_S)
+    table = log.read().table
+    assert table is not None
+    assert (table.number, table.greatest) == (KEPT + 1, 2)
+    what_stalled = "newest" if name == "replace" else f"{1:012d}.json"
+    assert entered[what_stalled] == before[what_stalled]
+    assert log_files(tier).get(what_stalled) != before[what_stalled]
+
+
+def log_files(tier: PersistentTier) -> dict[str, bytes]:
+    folder = Path(tier.directory) / LOG_FOLDER
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
 def test_cancelled_save_begins_no_commit(tmp_path: Path) -> None:

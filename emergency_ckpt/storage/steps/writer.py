@@ -236,7 +236,7 @@ class DirectoryWriter:
             return False
         self._read = written
         try:
-            self._log.remove_old(written, before)
+            self._log.remove_old(written, before, deadline_s)
         except PersistentTierError as error:
             # Older versions are ignored, and the next life removes them.
             logging.warning("an older version of the step log stays: %s", error)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import mmap
+import os
 import threading
 import time
 from collections.abc import Iterator
@@ -30,10 +32,11 @@ from emergency_ckpt.background import BackgroundWorker, Failures, run_in_thread
 from emergency_ckpt.config import Config
 from emergency_ckpt.config.policies import plan_saves
 from emergency_ckpt.core.save.announcements import Progress
+from emergency_ckpt.core.step_log import Table
 from emergency_ckpt.errors import PersistentTierError, SaveFailed
 from emergency_ckpt.observer import AtStep, JobView, Observer, StepProgress
 from emergency_ckpt.save.schedule import TierSchedule
-from emergency_ckpt.storage import PersistentTier
+from emergency_ckpt.storage import PersistentTier, StepLog, StorageDirectory
 
 
 @pytest.fixture
@@ -75,6 +78,24 @@ def test_save_full_storage_fails_with_a_hint(world: World) -> None:
         checkpointer.wait_until_finished(LONG_S / 4)
         with pytest.raises(SaveFailed, match=r"No space left on device.*make room"):
             checkpointer.check_for_errors()
+
+
+def test_version_of_the_log_counts_without_its_hint(tmp_path: Path) -> None:
+    """The disk has room for the version alone."""
+    disk, life = tmp_path / "disk", "000000000001-aaaaaaaaaaaaaaaa"
+    with small_tmpfs(disk, 1 << 20):
+        log = StepLog(StorageDirectory(str(disk), LONG_S))
+        assert log.append(Table(1, "run", False, life))
+        fill_disk(disk / "other")
+        os.truncate(disk / "other", (disk / "other").stat().st_size - mmap.PAGESIZE)
+        with logged() as lines:
+            written = log.append(Table(2, "run", False, life))
+        assert written is not None
+        assert (written.number, log.seen.number) == (2, 2)
+        (line,) = lines
+        assert "newest" in line
+        assert "No space left on device" in line
+        assert StepLog(StorageDirectory(str(disk), LONG_S)).read().number == 2
 
 
 def test_save_that_failed_to_be_listed_is_listed_by_the_next(
