@@ -283,9 +283,9 @@ class StorageDirectory:
 
         def put() -> None:
             if not self.is_object_store:
-                temporary = _temporary(path)
-                temporary.write_bytes(data)
-                temporary.replace(path)
+                with _temporary(path) as temporary:
+                    temporary.write_bytes(data)
+                    temporary.replace(path)
                 return
             # An object appears when its upload ends. A rename would copy it.
             try:
@@ -463,9 +463,17 @@ def _has(path: epath.Path, data: bytes) -> bool:
 _NO_LINKS = frozenset({errno.EPERM, errno.EMLINK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP})
 
 
-def _temporary(path: epath.Path) -> epath.Path:
-    """Return a name beside ``path`` for one writer alone: another would write into its file."""
-    return path.with_name(f"{secrets.token_hex(8)}.{path.name}.tmp")
+@contextlib.contextmanager
+def _temporary(path: epath.Path) -> Generator[epath.Path]:
+    """Give a name beside ``path`` for one writer alone: another would write into its file.
+
+    No file of this name is left at the end, also not a part of one, as on a full disk.
+    """
+    temporary = path.with_name(f"{secrets.token_hex(8)}.{path.name}.tmp")
+    try:
+        yield temporary
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def _link_new(path: epath.Path, data: bytes, *, is_durable: bool) -> None:
@@ -473,18 +481,16 @@ def _link_new(path: epath.Path, data: bytes, *, is_durable: bool) -> None:
 
     ``is_durable``: the file survives a loss of power from then on.
     """
-    temporary = _temporary(path)
-    with open(temporary, "wb") as file:
-        file.write(data)
-        if is_durable:
-            file.flush()
-            os.fsync(file.fileno())
-    try:
-        os.link(temporary, path)
-    except OSError as error:
-        if error.errno not in _NO_LINKS:
-            raise
-        with open(path, "xb") as file:  # a file system without hard links
+    with _temporary(path) as temporary:
+        with open(temporary, "wb") as file:
             file.write(data)
-    finally:
-        temporary.unlink(missing_ok=True)
+            if is_durable:
+                file.flush()
+                os.fsync(file.fileno())
+        try:
+            os.link(temporary, path)
+        except OSError as error:
+            if error.errno not in _NO_LINKS:
+                raise
+            with open(path, "xb") as file:  # a file system without hard links
+                file.write(data)

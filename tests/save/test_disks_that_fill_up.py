@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import resource
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from faults import disk_fills_up_between_arrays, disk_fills_up_between_chunks
-from world import World, save_all, small_tmpfs
+from faults import disk_fills_up_between_arrays, disk_fills_up_between_chunks, fill_disk
+from world import LONG_S, World, save_all, small_tmpfs
 
 from emergency_ckpt.core.save.snapshot_plan import Buffers
-from emergency_ckpt.errors import SaveFailed
+from emergency_ckpt.core.step_log import Table
+from emergency_ckpt.errors import PersistentTierError, SaveFailed
+from emergency_ckpt.storage import StepLog, StorageDirectory
 
 LEAF_BYTES, LEAVES = 1 << 20, 4
 DISK_BYTES = 16 << 20
@@ -80,3 +84,19 @@ def test_storage_beyond_the_limit_of_file_sizes_names_it(world: World) -> None:
         text = f"the process's limit of file sizes, which is {LEAF_BYTES // 4} bytes here"
         with pytest.raises(SaveFailed, match=text):
             checkpointer.check_for_errors()
+
+
+def test_full_storage_keeps_no_part_of_a_small_file(tmp_path: Path) -> None:
+    """Each attempt has a name of its own for its file, which no later one would remove."""
+    disk, life = tmp_path / "disk", "000000000001-aaaaaaaaaaaaaaaa"
+    with small_tmpfs(disk, 1 << 20):
+        storage = StorageDirectory(str(disk), LONG_S)
+        log = StepLog(storage)
+        assert log.append(Table(1, "run", False, life))
+        fill_disk(disk / "other")
+        for _ in range(2):
+            with pytest.raises(PersistentTierError, match="No space left on device"):
+                log.append(Table(2, "run", False, life))
+            with pytest.raises(PersistentTierError, match="No space left on device"):
+                storage.put("host_state/log/newest", b"2")
+        assert sorted(os.listdir(log.target)) == ["000000000001.json", "newest"]
