@@ -13,7 +13,8 @@ from persistent_steps import life as life_of
 from emergency_ckpt.core.step_log import Entry
 from emergency_ckpt.core.timeline import continued
 from emergency_ckpt.errors import CorruptData
-from emergency_ckpt.storage import PersistentTier
+from emergency_ckpt.storage import PersistentTier, StorageDirectory
+from emergency_ckpt.storage.steps.folders import INSPECTED_AT_MOST, StepFolders
 from emergency_ckpt.types import SaveId
 
 NAMED = "ckpt_00000"
@@ -130,3 +131,15 @@ def test_remove_takes_the_folder_of_any_name(tmp_path: Path) -> None:
     writer.hold(life_of(4))
     writer.remove([1, 2], life_of(4))
     assert names_in(tmp_path) == {"other_3"}
+
+
+@pytest.mark.dear
+def test_search_for_kinds_of_names_ends_at_its_bound(tmp_path: Path) -> None:
+    """The newest folders of both kinds are looked at first: the last look is at ``b_2``."""
+    steps = range(1, INSPECTED_AT_MOST // 2 + 2)
+    names = [f"{prefix}_{step}" for prefix in "ab" for step in steps]
+    for real in ("b_2", "a_1"):
+        (tmp_path / real).mkdir()
+        (tmp_path / real / "_CHECKPOINT_METADATA").write_text("{}")
+    found = StepFolders(StorageDirectory(str(tmp_path), 60.0), None).steps(names, ())
+    assert found == {step: (f"b_{step}",) for step in steps}

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from itertools import zip_longest
+from itertools import islice
 
 from emergency_ckpt.core.step_names import PLAIN, folders_of, may_be_unknown_step, steps_by_kind
 from emergency_ckpt.errors import PersistentTierError
@@ -16,11 +16,12 @@ ITEMS = ("default", "state", "items")
 """Items in which Orbax, its emergency manager and MaxText keep arrays; the first item counts."""
 
 INSPECTED_AT_ONCE = 16
+INSPECTED_AT_MOST = 10_000
+"""So many folders are looked at in search of the kinds of names."""
 
 _UNKNOWN_TRIED = 16
 _ITEMS_TRIED = 64
 _INSPECTED = 4 * INSPECTED_AT_ONCE
-_INSPECTED_AT_MOST = 10_000
 
 
 class StepFolders:
@@ -70,15 +71,9 @@ class StepFolders:
             kind, name = look
             return kind not in kinds and self._is_step(name)
 
-        looks = [
-            (kind, name)
-            for names_of_one_rank in zip_longest(*doubtful.values())
-            for kind, name in zip(doubtful, names_of_one_rank, strict=True)
-            if name is not None
-        ]
+        looks = islice(_by_rank(doubtful), INSPECTED_AT_MOST)
         with ThreadPoolExecutor(INSPECTED_AT_ONCE, "eckpt-kinds") as pool:
-            for start in range(0, min(len(looks), _INSPECTED_AT_MOST), _INSPECTED):
-                some = looks[start : start + _INSPECTED]
+            while some := list(islice(looks, _INSPECTED)):
                 answers = pool.map(shows_new_kind, some)
                 kinds |= {kind for (kind, _), yes in zip(some, answers, strict=True) if yes}
                 if len(kinds) in (2, len(doubtful)):
@@ -121,3 +116,12 @@ class StepFolders:
     def _error(self, problem: str) -> PersistentTierError:
         hint = "give each job a directory of its own, with names such as 40, 000040 or name_40"
         return PersistentTierError("list", str(self._storage.path), problem, hint=hint)
+
+
+def _by_rank(doubtful: Mapping[str, Sequence[str]]) -> Iterator[tuple[str, str]]:
+    """Yield each kind with its first name, then each kind with its second name, and so on."""
+    rank, left = 0, doubtful
+    while left := {kind: names for kind, names in left.items() if rank < len(names)}:
+        for kind, names in left.items():
+            yield kind, names[rank]
+        rank += 1
