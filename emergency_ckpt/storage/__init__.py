@@ -23,7 +23,8 @@ barrier, TensorStore), because the thread would take the interpreter's lock at e
 process.
 
 On a file system TensorStore syncs data files, databases, the JSON documents of a step and their
-folders to the disk (``file_io_sync``); the marker and the renames of a step are not synced.
+folders to the disk (``file_io_sync``), and ``directory`` the versions of the log with their folder;
+the marker and the renames of a step are not synced.
 
 Not guaranteed: the bytes of the tensors, which the restore compares with the CRC32Cs of capture
 time; protection from a process that may write to the directory (docs/security.md).

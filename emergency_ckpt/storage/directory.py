@@ -27,7 +27,7 @@ from emergency_ckpt.errors import (
     InvalidState,
     PersistentTierError,
 )
-from emergency_ckpt.files import file_size_hint, resolved
+from emergency_ckpt.files import closing, file_size_hint, resolved
 from emergency_ckpt.storage.calls import (
     LATE_CHANGES,
     StorageTimeout,
@@ -479,7 +479,8 @@ def _temporary(path: epath.Path) -> Generator[epath.Path]:
 def _link_new(path: epath.Path, data: bytes, *, is_durable: bool) -> None:
     """Create a file atomically at ``path``; FileExistsError when it exists.
 
-    ``is_durable``: the file survives a loss of power from then on.
+    On a file system without hard links the file is empty for a moment. ``is_durable``: the file
+    survives a loss of power from then on, if the file system can sync a folder.
     """
     with _temporary(path) as temporary:
         with open(temporary, "wb") as file:
@@ -492,5 +493,9 @@ def _link_new(path: epath.Path, data: bytes, *, is_durable: bool) -> None:
         except OSError as error:
             if error.errno not in _NO_LINKS:
                 raise
-            with open(path, "xb") as file:  # a file system without hard links
-                file.write(data)
+            open(path, "xb").close()
+            temporary.replace(path)
+    if is_durable:
+        # Some file systems refuse this. The file is there, and others may have read it already.
+        with contextlib.suppress(OSError), closing(os.open(path.parent, os.O_RDONLY)) as fd:
+            os.fsync(fd)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import stat
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -292,6 +295,40 @@ def test_version_torn_by_a_crash_leaves_the_one_before(world: World) -> None:
     assert torn.read_bytes() == newest.read_bytes()[:40], "no version is written twice"
     assert world.versions()[-1] > torn
     assert whole(world) == [1, 2]
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_version_is_synced_with_its_name(
+    world: World, monkeypatch: pytest.MonkeyPatch, links: bool
+) -> None:
+    """Else a loss of power takes back a version that others have read."""
+    persist(world, 1)
+    if not links:
+        monkeypatch.setattr(os, "link", refuse_links)
+    files, names, fsync = dict[int, bytes](), set[str](), os.fsync
+
+    def note(fd: int) -> None:
+        fsync(fd)
+        status, path = os.fstat(fd), Path(f"/proc/self/fd/{fd}")
+        if stat.S_ISDIR(status.st_mode):
+            names.update(os.listdir(fd))
+        else:
+            files[status.st_ino] = path.read_bytes()
+
+    monkeypatch.setattr(os, "fsync", note)
+    before = contents(world)
+    table = on_record(world)
+    assert log_of(world).append(msgspec.structs.replace(table, number=table.number + 1))
+    newest = world.versions()[-1]
+    assert files[newest.stat().st_ino] == newest.read_bytes()
+    assert newest.name in names
+    assert set(contents(world)) == {*before, newest.name}
+    assert log_of(world).append(msgspec.structs.replace(table, greatest=99)) is None
+    assert on_record(world).number == table.number + 1
+
+
+def refuse_links(source: Any, path: Any) -> None:
+    raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP), source, None, path)
 
 
 def test_names_beside_the_versions_say_nothing(world: World) -> None:
