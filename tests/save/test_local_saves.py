@@ -372,9 +372,7 @@ def test_replicas_that_differ_are_reported(ramdisk: Path) -> None:
 
 
 @pytest.mark.parametrize("fits", [True, False])
-def test_own_failure_of_a_save_that_others_learned_of_too_late_is_recorded(
-    ramdisk: Path, fits: bool
-) -> None:
+def test_own_failure_of_a_late_save_is_recorded(ramdisk: Path, fits: bool) -> None:
     class Late(ScriptedVote):
         def cast(self, save: SaveId, ballot: Ballot, *, is_announced: bool = False) -> Outcome:
             return dataclasses.replace(_outcome("incomplete", {0: ballot}), learned_late=True)

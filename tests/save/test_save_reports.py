@@ -33,7 +33,7 @@ def test_save_that_waits_for_its_turn_is_not_over(is_left_out: bool, reported: i
     assert schedule.worker.stop(LONG_S)
 
 
-def test_step_that_is_due_by_a_rule_is_not_due_by_an_announcement_alone() -> None:
+def test_step_due_by_a_rule_is_not_announced() -> None:
     """No process can be late for it."""
     schedule = TierSchedule("local", plan_saves([10, timedelta(milliseconds=1)]), Failures())
     due = DueSaves(

@@ -347,7 +347,7 @@ def test_process_past_an_announced_save_is_late(job: Job, who: int, is_announced
     assert job.complete_steps() == [1, 3]
 
 
-def test_outcome_that_comes_with_the_next_save_of_the_first_writer_is_read() -> None:
+def test_outcome_beside_the_first_writers_next_save_is_read() -> None:
     """Process 0 completes an announced save, and begins its next one, between two looks."""
     save, later = (SaveId(step=step, incarnation=LIFE, run_id="run") for step in (2, 3))
     service = MemoryService(2)
@@ -366,7 +366,7 @@ def test_outcome_that_comes_with_the_next_save_of_the_first_writer_is_read() -> 
     assert waiting.learn(save, 0).steps == (2,)
 
 
-def test_failure_of_a_writer_that_has_begun_its_next_save_is_read() -> None:
+def test_failure_of_a_writer_past_the_save_is_read() -> None:
     """Process 1 reports that it failed, and a notice makes it begin its next save at once."""
     save, later = (SaveId(step=step, incarnation=LIFE, run_id="run") for step in (2, 3))
     service = MemoryService(2)
