@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import stat
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -151,6 +152,15 @@ def test_launch_gives_the_failing_exit_code_and_keeps_ram(
     assert "bad luck" not in shown.out
     assert "bad luck" in shown.err
     assert f"ramdisks are kept in {root}" in shown.err
+
+
+@pytest.mark.process  # by the name of a command
+def test_launch_makes_a_named_log_directory_for_its_user_alone(tmp_path: Path) -> None:
+    logs = tmp_path / "run7" / "logs"
+    places = (f"--log-dir={logs}", f"--local-root={tmp_path}/ram")
+    assert eckpt_here("launch", "--hosts-per-slice=1", *places, "--", "true") == 0
+    assert (logs / "events").exists()
+    assert stat.S_IMODE(logs.stat().st_mode) == 0o700
 
 
 @pytest.mark.parametrize(

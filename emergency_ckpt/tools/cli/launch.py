@@ -57,7 +57,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--log-dir",
         type=Path,
-        help="default: a temporary directory, kept only after a failure",
+        help="made for this user alone where it is missing; default: a temporary directory, kept"
+        " only after a failure",
     )
     parser.add_argument("--max-restarts", type=int, default=5, help="then the job has failed")
     parser.add_argument(
@@ -83,8 +84,8 @@ def run(
     """
     spec = job_spec(args)
     supervisor = supervisor_of(spec, _show)
-    if args.log_dir is None:
-        spec.log_dir.mkdir(mode=0o700)
+    # Logs may hold what other users must not read. A named directory may be that of an earlier job.
+    spec.log_dir.mkdir(mode=0o700, parents=True, exist_ok=args.log_dir is not None)
     try:
         with handling(_STOP_SIGNALS, supervisor.stop):
             _say(f"ramdisks in {spec.local_root}, logs in {spec.log_dir}")
