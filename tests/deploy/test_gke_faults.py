@@ -22,8 +22,13 @@ from looks import USAGE_EXIT_CODE, eckpt_here
         ({"hosts": "1"}, "--hosts 1 is fewer than the topology has"),
         ({"hosts": "0"}, "--hosts must be 1 to 9999, not 0"),
         ({"slices": "0"}, "--slices must be 1 to 999, not 0"),
-        ({"topology": "2x4x"}, "--topology '2x4x' is no topology"),
+        ({"topology": "2x4x"}, "--topology '2x4x' is no topology of v5e, such as 2x4"),
         ({"topology": "٤x٤"}, "is no topology"),
+        ({"topology": "2x2x2"}, "--topology '2x2x2' is no topology of v5e, such as 2x4"),
+        (
+            {"tpu_type": "v5p", "topology": "2x4"},
+            "--topology '2x4' is no topology of v5p, such as 2x2x4",
+        ),
         ({"topology": "1x1"}, "--topology 1x1 has 1 chips"),
         ({"tpu_type": "v9"}, "--tpu-type must be one of v4, v5e, v5p, v6e, tpu7x, not 'v9'"),
         (

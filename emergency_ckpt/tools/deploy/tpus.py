@@ -25,6 +25,8 @@ MACHINES = {
 or 8 chips is a slice by itself."""
 
 _CHIPS_OF_A_SHARED_SLICE = 4
+_FLAT = ("v5e", "v6e")
+"""The types whose topologies have two dimensions; those of the others have three."""
 _TOPOLOGY = re.compile(r"[1-9][0-9]{0,3}(x[1-9][0-9]{0,3}){1,2}", re.ASCII)
 
 
@@ -36,7 +38,8 @@ def devices_per_chip(tpu_type: str) -> int:
 def tpu_problems(tpu_type: str, machine_type: str | None, topology: str, hosts: int) -> list[str]:
     """Return the fault of a slice of ``hosts`` hosts; empty without one.
 
-    GKE itself refuses a topology that its TPU type does not have.
+    A topology of the right number of dimensions may be one that nobody sells: the plan has no list
+    of those that are sold, and the pods of such a slice wait for nodes.
 
     Args:
       machine_type: None for the default one of ``tpu_type``.
@@ -49,8 +52,9 @@ def tpu_problems(tpu_type: str, machine_type: str | None, topology: str, hosts: 
         return [
             f"--machine-type {name!r} is no machine with {tpu_type} chips: {', '.join(machines)}"
         ]
-    if not _TOPOLOGY.fullmatch(topology):
-        return [f"--topology {topology!r} is no topology such as 2x4 or 4x4x8"]
+    example = "2x4" if tpu_type in _FLAT else "2x2x4"
+    if not _TOPOLOGY.fullmatch(topology) or topology.count("x") != example.count("x"):
+        return [f"--topology {topology!r} is no topology of {tpu_type}, such as {example}"]
     chips, chips_of_host = math.prod(map(int, topology.split("x"))), machines[name]
     is_alone = chips_of_host != _CHIPS_OF_A_SHARED_SLICE
     if chips % chips_of_host or (is_alone and chips != chips_of_host):
