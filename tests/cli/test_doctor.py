@@ -20,10 +20,11 @@ from trees import tree_of
 from world import small_tmpfs
 
 from emergency_ckpt.errors import PersistentTierError
+from emergency_ckpt.ram.host_memory import Mount
 from emergency_ckpt.run_secret import SECRET_VARIABLE, generate_secret
 from emergency_ckpt.state import link
 from emergency_ckpt.storage import StorageDirectory, probe_storage
-from emergency_ckpt.tools.cli.doctor.checks import check_devices
+from emergency_ckpt.tools.cli.doctor.checks import check_devices, check_pages
 from emergency_ckpt.tools.cli.doctor.findings import Finding, show
 from emergency_ckpt.tools.served_ramdisk import ReadOnlyRamdisk
 from emergency_ckpt.transfer import TransferServer
@@ -239,6 +240,30 @@ def test_doctor_import_starts_no_accelerator_backend(tmp_path: Path) -> None:
         [sys.executable, "-c", program, str(tmp_path)], capture_output=True, check=False
     )
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("huge", "kernel", "status", "told"),
+    [
+        ("within_size", "always within_size advise [never] deny force", "ok", "huge=within_size"),
+        ("within_size", "always within_size advise never [deny] force", "warning", "denies"),
+        ("", "always within_size advise never deny [force]", "ok", "forces"),
+        ("never", "always within_size advise never deny [force]", "ok", "forces"),
+        ("", "[always] within_size advise never deny force", "warning", "pages of 4 KiB"),
+        ("advise", "always within_size advise [never] deny force", "warning", "pages of 4 KiB"),
+        ("", "", "warning", "pages of 4 KiB"),
+    ],
+)
+def test_doctor_pages_follow_the_kernel_before_the_mount(
+    tmp_path: Path, huge: str, kernel: str, status: str, told: str
+) -> None:
+    chosen = tmp_path / "shmem_enabled"
+    if kernel:
+        chosen.write_text(f"{kernel}\n")
+    options = ("rw", *([f"huge={huge}"] if huge else []))
+    found = check_pages(Mount("tmpfs", "/ram", options), chosen)
+    assert found.status == status
+    assert told in found.text
 
 
 class _Forgetful(StorageDirectory):

@@ -37,7 +37,8 @@ _AT_ONCE = 16
 _COUNT = re.compile(r"(\d{1,6})(?:\(x\d{1,6}\))?", re.ASCII)
 """A number of Slurm's, equal on all nodes: ``8(x4)``."""
 _MEMORY = Path("/proc/meminfo")
-_LARGE = frozenset({"always", "within_size", "advise"})
+_SHMEM_PAGES = Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
+_LARGE = frozenset({"always", "within_size"})  # with "advise" a slot would have to ask for them
 
 
 def check_versions() -> Finding:
@@ -224,7 +225,7 @@ def check_ramdisk(
         _file_system(local_dir, mount),
         _owner(local_dir, run_id),
         _room(local_dir, needed_bytes, spare_bytes, held_bytes, others_bytes),
-        _pages(mount),
+        check_pages(mount),
         _memory(mount, needed_bytes, held_bytes),
     ]
 
@@ -300,10 +301,22 @@ def _room(
     return Finding("room", "failure", text, mend, measured)
 
 
-def _pages(mount: Mount | None) -> Finding:
+def check_pages(mount: Mount | None, chosen: Path = _SHMEM_PAGES) -> Finding:
+    """Return the finding about the pages of a ramdisk, which a mount asks for.
+
+    ``chosen``: the kernel's file that may deny large pages to every mount, or force them on each.
+    """
     if mount is None or mount.kind != "tmpfs":
         return Finding("pages", "ok", "only a tmpfs has a choice of pages")
     wanted = mount.option("huge")
+    kernel = ""
+    with contextlib.suppress(OSError):  # a kernel without large pages has no such file
+        kernel = chosen.read_text()
+    if "[force]" in kernel:
+        return Finding("pages", "ok", "the kernel forces large pages on every tmpfs")
+    if "[deny]" in kernel:
+        mend = f"Mount the tmpfs with huge=within_size, and: echo never > {chosen}"
+        return Finding("pages", "warning", "the kernel denies large pages to every tmpfs", mend)
     if wanted in _LARGE:
         return Finding("pages", "ok", f"the tmpfs has large pages (huge={wanted})")
     text = f"{mount.point} has pages of 4 KiB (huge={wanted or 'never'})"
