@@ -23,6 +23,8 @@ from emergency_ckpt.tools.survey.survey import Survey, take_survey, with_folders
 from emergency_ckpt.transfer.client import TransferClient
 from emergency_ckpt.types import PERSISTENT, SaveId
 
+FORMAT = 1
+
 
 class Loss(msgspec.Struct, frozen=True):
     """The loss of a host or a slice.
@@ -53,6 +55,7 @@ class SurvivalReport(msgspec.Struct, frozen=True):
       losses: of each host, and of each slice where there are several.
     """
 
+    format: int
     run_id: str
     step: int | None
     incarnation: str
@@ -107,6 +110,7 @@ def report_survival(places: Places, peers: Sequence[str]) -> SurvivalReport:
             others = [holder for holder in holders if holder.slice_index != number]
             losses.append(_loss("slice", str(number), others, inventory, save, stored_step))
     return SurvivalReport(
+        format=FORMAT,
         run_id=run_id,
         step=None if save is None else save.step,
         incarnation="" if save is None else save.incarnation,

@@ -10,7 +10,7 @@ from emergency_ckpt.extras.event_log.records import LoggedEvent
 from emergency_ckpt.tools.event_fields import whole
 from emergency_ckpt.types import PERSISTENT
 
-FORMAT = 1
+FORMAT = 2
 PHASES: tuple[str, ...] = ("plan", "load", "fetch", "settle")
 """``plan``: until the leader's answer. ``load``: storage into RAM. ``fetch``: the check of a
 process's own shards and the transfer of others, onto the devices. ``settle``: host states, the

@@ -16,7 +16,7 @@ from emergency_ckpt.tools.survey.places import SurveyedStep, SurveyFault
 from emergency_ckpt.tools.survey.survey import Survey
 from emergency_ckpt.types import Box, LeafSpec
 
-FORMAT = 1
+FORMAT = 2
 
 _TEXT_CHARS = 120
 _ITEMS = 16

@@ -66,7 +66,7 @@ def test_survives_copies_on_two_slices_outlive_either(
     hosts = [fill(ramdisk / str(index), index, 10, 20) for index in range(2)]
     before = tree_of(ramdisk)
     code, report = survives(capsys, *hosts)
-    assert (code, report["step"], report["hosts"]) == (0, 20, 2)
+    assert (code, report["format"], report["step"], report["hosts"]) == (0, 1, 20, 2)
     assert set(losses_of(report).values()) == {(20, 0)}
     assert set(losses_of(report)) == {"host 0", "host 1", "slice 0", "slice 1"}
     assert report["shards"] == {"2": 5}

@@ -17,7 +17,7 @@ from emergency_ckpt.tools.offline.check_places import Check, CheckCounts
 from emergency_ckpt.tools.survey.places import Places, SurveyedStep, SurveyFault
 from emergency_ckpt.tools.survey.survey import Survey, take_survey
 
-FORMAT = 1
+FORMAT = 2
 
 
 class CheckResult(msgspec.Struct, frozen=True):

@@ -32,7 +32,7 @@ from emergency_ckpt.tools.survey.step import ShownLeaf, ShownStep, show_step
 from emergency_ckpt.tools.survey.survey import Survey, take_survey
 from emergency_ckpt.types import LOCAL, PERSISTENT
 
-FORMAT = 1
+FORMAT = 2
 """Raised when a field is removed or gets another meaning; fields may be added."""
 
 EXAMPLE = "eckpt ls --local-dir /dev/shm/eckpt --dir gs://bucket/run7"
