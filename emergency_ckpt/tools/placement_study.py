@@ -21,10 +21,10 @@ SLOTS = 2
 """Slots of a process: one save is complete while the other is written."""
 
 
-def loss_probability(
-    policy: PlacementPolicy, slices: int, hosts_per_slice: int, lost_hosts: int
-) -> float:
-    """Return the probability that a shard has no copy in RAM after ``lost_hosts`` hosts are lost.
+def loss_probabilities(
+    policy: PlacementPolicy, slices: int, hosts_per_slice: int, most_lost_hosts: int
+) -> list[float]:
+    """Return the probabilities that a shard has no copy in RAM after the loss of 0, 1, ... hosts.
 
     A job of n slices with H hosts each loses k of its hosts, every set of k equally likely, and
     their RAM with them. Hosts of one position (one of each slice) hold copies of the same shards,
@@ -38,25 +38,28 @@ def loss_probability(
     Raises:
       ConfigError: no slices or hosts, or more lost than there are.
     """
-    hosts = slices * hosts_per_slice
-    if slices < 1 or hosts_per_slice < 1 or not 0 <= lost_hosts <= hosts:
+    hosts, most = slices * hosts_per_slice, most_lost_hosts
+    if slices < 1 or hosts_per_slice < 1 or not 0 <= most <= hosts:
         raise ConfigError(
-            [f"{lost_hosts} hosts cannot be lost of {slices} slices of {hosts_per_slice}"],
+            [f"{most} hosts cannot be lost of {slices} slices of {hosts_per_slice}"],
             target="the plan",
         )
     at_one_position = [1]
     for group, copies in _groups(policy, slices):
         harmless = [comb(group, lost) for lost in range(copies)]
-        at_one_position = _product(at_one_position, harmless, lost_hosts)
+        at_one_position = _product(at_one_position, harmless, most)
     at_all_positions = [1]
     square, left = at_one_position, hosts_per_slice
     while left:
         if left % 2:
-            at_all_positions = _product(at_all_positions, square, lost_hosts)
-        square, left = _product(square, square, lost_hosts), left // 2
-    survived = at_all_positions[lost_hosts] if lost_hosts < len(at_all_positions) else 0
-    sets = comb(hosts, lost_hosts)
-    return (sets - survived) / sets
+            at_all_positions = _product(at_all_positions, square, most)
+        square, left = _product(square, square, most), left // 2
+    at_all_positions += [0] * (most + 1 - len(at_all_positions))
+    sets = [comb(hosts, lost) for lost in range(most + 1)]
+    return [
+        (of_all - harmless) / of_all
+        for of_all, harmless in zip(sets, at_all_positions, strict=True)
+    ]
 
 
 def slices_that_may_fail(policy: PlacementPolicy, slices: int) -> int:
@@ -179,16 +182,14 @@ def _costs(job: JobShape, name: str, policy: PlacementPolicy) -> PlacementCosts:
     fetched = part - stored
     if policy.copies is None and slices > 2:
         fetched = part  # by the primary, which stores nothing
-    hosts = slices * job.hosts_per_slice
+    most_lost_hosts = min(job.most_lost_hosts, slices * job.hosts_per_slice)
+    losses = loss_probabilities(policy, slices, job.hosts_per_slice, most_lost_hosts)
     return PlacementCosts(
         name=name,
         stored_bytes=stored,
         ram_bytes=held_bytes(stored, job.host_state_bytes, slices - 1),
         fetch_bytes=fetched,
-        survival=tuple(
-            1 - loss_probability(policy, slices, job.hosts_per_slice, lost)
-            for lost in range(1, min(job.most_lost_hosts, hosts) + 1)
-        ),
+        survival=tuple(1 - loss for loss in losses[1:]),
         slices_that_may_fail=slices_that_may_fail(policy, slices),
     )
 

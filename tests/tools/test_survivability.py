@@ -21,7 +21,7 @@ from emergency_ckpt.core.placement.placement_policies import (
 from emergency_ckpt.errors import ConfigError
 from emergency_ckpt.extras.striped import Striped
 from emergency_ckpt.tools.placement_study import (
-    loss_probability,
+    loss_probabilities,
     slices_that_may_fail,
 )
 from emergency_ckpt.types import Box, ShardId
@@ -66,10 +66,21 @@ def test_exact_form_counts_what_real_placements_lose(
         lost = min(lost, slices)
     stored = stored_by_job(policy, slices, hosts)
     expected = counted(stored, lost)
-    found = loss_probability(policy, slices, hosts, lost)
+    found = loss_probabilities(policy, slices, hosts, lost)[lost]
     assert found >= expected - 1e-12, "never too good"
     if policy.copies is None or policy.copies <= 2 or slices % min(policy.copies, slices) == 0:
         assert found == pytest.approx(expected, abs=1e-12)
+
+
+@given(POLICIES, st.integers(1, 8), st.integers(1, 5), st.integers(0, 40))
+def test_losses_of_fewer_hosts_are_the_same_beside_more(
+    policy: PlacementPolicy, slices: int, hosts: int, most: int
+) -> None:
+    most = min(most, slices * hosts)
+    found = loss_probabilities(policy, slices, hosts, most)
+    assert found == [loss_probabilities(policy, slices, hosts, k)[k] for k in range(most + 1)]
+    assert found == sorted(found)
+    assert found[0] == 0
 
 
 def test_random_draws_agree_with_the_exact_form_of_a_large_job() -> None:
@@ -77,7 +88,7 @@ def test_random_draws_agree_with_the_exact_form_of_a_large_job() -> None:
     stored = stored_by_job(Striped(2, 0), slices, hosts, leaves=8)
     random = Random(7)
     hits = sum(is_lost(stored, random.sample(range(slices * hosts), lost)) for _ in range(draws))
-    exact = loss_probability(Striped(2), slices, hosts, lost)
+    exact = loss_probabilities(Striped(2), slices, hosts, lost)[lost]
     assert hits / draws == pytest.approx(exact, abs=4 * (exact / draws) ** 0.5)
 
 
@@ -91,11 +102,11 @@ def test_without_the_primary_one_slice_less_may_fail() -> None:
 
 
 def test_job_of_thousands_of_hosts_has_an_answer() -> None:
-    assert 0 < loss_probability(Striped(3), 100, 100, 8) < 1e-5
-    assert 0 < loss_probability(Striped(2), 2, 5000, 64) < 1
+    assert 0 < loss_probabilities(Striped(3), 100, 100, 8)[8] < 1e-5
+    assert 0 < loss_probabilities(Striped(2), 2, 5000, 64)[64] < 1
 
 
 @pytest.mark.parametrize("job", [(0, 1, 0), (1, 0, 0), (2, 2, 5), (2, 2, -1)])
 def test_impossible_loss_is_refused(job: tuple[int, int, int]) -> None:
     with pytest.raises(ConfigError):
-        loss_probability(Striped(2), *job)
+        loss_probabilities(Striped(2), *job)
