@@ -64,6 +64,23 @@ def test_summary_has_the_figures_of_the_page() -> None:
     assert "life 1: back to step 20 from RAM after step 23, 3 steps lost" in "\n".join(lines)
 
 
+def test_summary_says_how_many_recoveries_are_left_out() -> None:
+    events = [
+        event
+        for life in range(103)
+        for event in (
+            logged(1000 + 10 * life, "restore.stage", life=life, stage="started"),
+            logged(1001 + 10 * life, "train.step", life=life, step=life + 1),
+        )
+    ]
+    lines = summary_lines(events)
+    assert "recoveries: 102" in lines
+    at = lines.index("2 older recoveries are left out")
+    assert lines[at + 1].startswith("life 3: ")
+    assert len([line for line in lines if line.startswith("life ")]) == 100
+    assert not any("left out" in line for line in summary_lines(failed_run()))
+
+
 def test_report_command_prints_figures_and_writes_a_trace(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

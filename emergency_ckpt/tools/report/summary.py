@@ -47,13 +47,15 @@ def _figures_of(
 
 
 def summary_lines(events: Sequence[LoggedEvent]) -> list[str]:
-    """Return the figures, the recoveries and the newest failures, a line each."""
+    """Return the figures, the newest recoveries and the newest failures, a line each."""
     lives = lives_of(events)
     recoveries = recoveries_of(lives, events)
     figures = _figures_of(goodput_of(lives, events), recoveries, events)
     begin_s = min(event.time_s for event in events)
     failures = [mark for mark in marks_of(events) if mark.is_failure]
     lines = [_period_of(events, lives), *(f"{name}: {value}" for name, value in figures.items())]
+    if len(recoveries) > MOST_RECOVERIES:
+        lines.append(f"{len(recoveries) - MOST_RECOVERIES} older recoveries are left out")
     lines += [_recovery(recovery) for recovery in recoveries[-MOST_RECOVERIES:]]
     if len(failures) > MOST_FAILURES:
         lines.append(f"{len(failures) - MOST_FAILURES} older failures are left out")
