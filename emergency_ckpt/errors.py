@@ -243,4 +243,4 @@ class Unrecoverable(CheckpointError):
 
 
 class JobFailed(CheckpointError):
-    """A supervised job ended without success: crash loop, too many restarts, timeout or stop."""
+    """A supervised job ended without success: too many restarts, configuration error or stop."""

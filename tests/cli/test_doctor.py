@@ -191,6 +191,14 @@ def test_doctor_peer_with_the_secret_is_greeted(
     assert "reached and greeted" in checks["peer"]["text"]
 
 
+def test_doctor_peer_without_a_run_id_is_reached_alone(
+    capsys: pytest.CaptureFixture[str], served: str, secret_file: Path
+) -> None:
+    code, checks = doctor(capsys, "--peers", served, "--secret-file", secret_file)
+    assert code == 0
+    assert checks["peer"]["text"].endswith("reached; not greeted (no secret or no --run-id)")
+
+
 def test_doctor_peer_with_another_secret_is_a_failure(
     capsys: pytest.CaptureFixture[str], served: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

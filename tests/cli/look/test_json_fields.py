@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import re
 import sys
 
 import msgspec
 import pytest
+from places import ROOT
 
 from emergency_ckpt.tools.cli.inspect.check import CheckResult
-from emergency_ckpt.tools.cli.inspect.ls import Listing
+from emergency_ckpt.tools.cli.inspect.ls import ListedDirectory, ListedProcess, Listing
 from emergency_ckpt.tools.offline.survival import SurvivalReport
 from emergency_ckpt.tools.survey.explanation import RestoreExplanation
-from emergency_ckpt.tools.survey.step import ShownStep
+from emergency_ckpt.tools.survey.places import SurveyedStep
+from emergency_ckpt.tools.survey.step import ShownHostState, ShownStep
+from emergency_ckpt.types import LOCAL, PERSISTENT
 
 STEP = (
     "age_s held_bytes holders incarnation lives processes reason run_id saved_s size_bytes state"
@@ -89,3 +93,19 @@ def test_fields_of_a_format_stay(
         name: set(fields.split()) for name, fields in parts.items()
     }
     assert number == sys.modules[document.__module__].FORMAT
+
+
+@pytest.mark.parametrize(
+    ("row", "part"),
+    [
+        ("steps[]", SurveyedStep),
+        ("processes[]", ListedProcess),
+        ("directory", ListedDirectory),
+        ("host_states[]", ShownHostState),
+    ],
+)
+def test_page_names_the_fields_of_a_part(row: str, part: type[msgspec.Struct]) -> None:
+    page = (ROOT / "docs" / "inspection.md").read_text("utf-8")
+    (meaning,) = re.findall(rf"^\| `{re.escape(row)}` \| (.*) \|$", page, re.MULTILINE)
+    named = set(re.findall("`([a-z_0-9]+)`", meaning)) - {LOCAL, PERSISTENT}
+    assert named == set(part.__struct_fields__)

@@ -170,7 +170,9 @@ def _peer(peer: str, client: TransferClient | None, timeout_s: float) -> Finding
         if isinstance(error, UnprovedPeer):
             mend = "Give both sides the same secret and the same --run-id."
         return Finding("peer", "failure", f"{peer} cannot be reached: {problem}", mend)
-    outcome = "reached and greeted" if client is not None else "reached; not greeted (no secret)"
+    outcome = "reached and greeted"
+    if client is None:
+        outcome = "reached; not greeted (no secret or no --run-id)"
     return Finding("peer", "ok", f"{peer} {outcome}")
 
 
