@@ -15,6 +15,7 @@ Process ids are not negotiated: any process may run on any host, under any numbe
 from __future__ import annotations
 
 import os
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import jax
@@ -31,6 +32,7 @@ from emergency_ckpt.axlearn.trainer_state import (
     split,
     step_name,
 )
+from emergency_ckpt.cluster.preemption import is_good_end
 from emergency_ckpt.config import Config as Settings
 from emergency_ckpt.config import run_id_of
 from emergency_ckpt.config.policies import PerProcessPolicy, SavePolicy
@@ -221,6 +223,15 @@ class EmergencyCheckpointer(BaseCheckpointer):
         if self._running is not None:
             self._running.wait_until_finished()
             self._running.check_for_errors()
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Stop as after no exception where ``sys.exit`` ends a training that went well."""
+        super().__exit__(None if is_good_end(exc) else exc_type, exc, traceback)
 
     def request_preemption(self) -> None:
         """Give notice of a preemption, as ``EmergencyCheckpointer.request_preemption``.

@@ -17,7 +17,7 @@ from jax.experimental import multihost_utils
 
 from emergency_ckpt.checkpointer import EmergencyCheckpointer
 from emergency_ckpt.cluster.coordination import jax_hears_notices
-from emergency_ckpt.cluster.preemption import is_good_end
+from emergency_ckpt.cluster.preemption import is_good_end, is_success
 from emergency_ckpt.cluster.process_placement import replicated_axis
 from emergency_ckpt.config import Config, run_id_of
 from emergency_ckpt.core.save.save_rules import plain_metrics
@@ -391,12 +391,12 @@ class CheckpointManager(ocp.AbstractCheckpointManager):
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, _: object
+        self, _: type[BaseException] | None, error: BaseException | None, __: object
     ) -> None:
         try:
             self._close(after_error=not is_good_end(error))
         except CheckpointError as failure:
-            if kind is None:
+            if is_success(error):
                 raise
             logging.error("closing the manager failed: %s", failure)  # the block's matters more
 

@@ -14,7 +14,7 @@ import orbax.checkpoint as ocp
 from absl import logging
 from etils import epath
 
-from emergency_ckpt.cluster.preemption import is_good_end
+from emergency_ckpt.cluster.preemption import is_good_end, is_success
 from emergency_ckpt.core.step_names import leaves_by_item
 from emergency_ckpt.orbax import plain_items, saved_tree
 from emergency_ckpt.orbax.ram_beside import Items, Kept, RamBeside
@@ -253,11 +253,11 @@ class CheckpointManager:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, _: object
+        self, _: type[BaseException] | None, error: BaseException | None, __: object
     ) -> None:
         try:
             self._close(after_error=not is_good_end(error))
         except Exception as failure:
-            if kind is None:
+            if is_success(error):
                 raise
             logging.error("closing the manager failed: %s", failure)  # the block's matters more

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from world import World
+from faults import storage_fails
+from world import World, storage_lacks
 
 from emergency_ckpt.events import Event
 from emergency_ckpt.extras.event_log.reader import read_events
@@ -130,3 +131,13 @@ def test_step_that_ram_gives_to_storage_at_the_end_has_an_index(
     entries = json.loads((Path(paths[-1]) / "index").read_text())
     assert entries[0] == ["step", last]
     assert ["host", last] in entries
+
+
+def test_axlearn_exit_with_status_0_raises_a_lost_last_save(
+    world: World, opened: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    storage_fails(monkeypatch, "finish")
+    checkpointer = opened(stored=(1,))
+    with storage_lacks(1, "storage failed"), checkpointer:
+        checkpointer.save(step=1, state=world.state(1))
+        raise SystemExit(0)

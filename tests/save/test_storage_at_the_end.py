@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import orbax.checkpoint as ocp
 import pytest
-from faults import SlowStorage, copies_to_slots_fail, storage_fails
+from every_face import opener
+from faults import SlowStorage, call_fails, copies_to_slots_fail, storage_fails
+from orbax_faces import state
 from world import LONG_S, World, logged, save, storage_lacks
 
 from emergency_ckpt import EmergencyCheckpointer
-from emergency_ckpt.errors import SaveFailed
+from emergency_ckpt.errors import CheckpointError, SaveFailed
 
 NEVER = {"local_save_every": 100, "save_every": 100}
 
@@ -51,6 +54,25 @@ def test_error_of_the_loop_is_not_replaced(world: World, error: BaseException) -
             run()
         assert found.value is error
     assert sum("the save of step 2 to storage failed" in line for line in lines) == 1
+
+
+@pytest.mark.parametrize("kind", ["emergency", "v0"])
+@pytest.mark.parametrize("code", [None, 0, 3, 143])
+def test_exit_from_a_face_of_orbax_has_the_status_of_its_saves(
+    world: World, monkeypatch: pytest.MonkeyPatch, kind: str, code: int | None
+) -> None:
+    face = opener(kind, world)()
+    storage_fails(monkeypatch, "finish")
+    call_fails(monkeypatch, ocp.PyTreeCheckpointHandler, "finalize")  # where Orbax writes
+
+    def run() -> None:
+        with face.own:
+            face.save(0, state(world, 0))
+            raise SystemExit(code)
+
+    told = "storage failed" if code in (None, 0) else f"^{code}$"
+    with pytest.raises((CheckpointError, SystemExit), match=told):
+        run()
 
 
 def test_later_save_to_storage_makes_a_failed_one_good(world: World) -> None:
