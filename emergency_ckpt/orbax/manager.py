@@ -20,6 +20,7 @@ from emergency_ckpt.cluster.coordination import jax_hears_notices
 from emergency_ckpt.cluster.preemption import is_good_end, is_success
 from emergency_ckpt.cluster.process_placement import replicated_axis
 from emergency_ckpt.config import Config, run_id_of
+from emergency_ckpt.config.validation import listeners_of
 from emergency_ckpt.core.save.save_rules import plain_metrics
 from emergency_ckpt.errors import CheckpointError, StepNotFound
 from emergency_ckpt.orbax import items
@@ -137,12 +138,13 @@ class CheckpointManager(ocp.AbstractCheckpointManager):
             **settings_of(self._options, one_slice=self._axis is None),
             "replica_axis": self._axis,
         }
+        further = dict(getattr(self._options, "settings", {}))
         if logger is not None:
             from emergency_ckpt.extras.metrics import CheckpointLog  # noqa: PLC0415 - an extra
 
             directories = {name: settings[name] for name in ("dir", "local_dir")}
-            settings["on_event"] = self._log = CheckpointLog(logger, **directories)
-        further = getattr(self._options, "settings", {})
+            self._log = CheckpointLog(logger, **directories)
+            further["on_event"] = [self._log, *listeners_of(further.get("on_event"))]
         return Config().set(**with_further(settings, further))
 
     def _surveyed(self) -> CompleteSteps:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+import orbax.checkpoint as ocp
 import pytest
 from ml_goodput_measurement.src.checkpoint_badput_calculator import (
     CheckpointBadputCalculator,
@@ -13,6 +14,7 @@ from ml_goodput_measurement.src.checkpoint_badput_calculator import (
 from orbax.checkpoint.logging import step_statistics
 from world import World, save_all
 
+from emergency_ckpt import orbax as emergency
 from emergency_ckpt.events import Event, Origin
 from emergency_ckpt.extras.metrics import CheckpointLog
 
@@ -82,6 +84,18 @@ def test_calculator_counts_what_our_events_say(world: World) -> None:
         ]
         restores = badput.calculate_restore_operation_checkpoint_manager_blocking_time(tier)
         assert restores.total_checkpoint_manager_time == pytest.approx(ours)
+
+
+def test_logger_of_a_manager_hears_beside_on_event(world: World) -> None:
+    logger = Entries()
+    world.ramdisk.mkdir()
+    options = emergency.CheckpointManagerOptions(settings={"on_event": world.events.append})
+    places = world.ramdisk, world.persistent, world.mesh, world.state(0)
+    with emergency.CheckpointManager(*places, options=options, logger=logger) as manager:
+        args = ocp.args.Composite(state=ocp.args.PyTreeSave(world.state(0)))
+        assert manager.save(0, args)
+    assert len(world.named("save.captured")) == 2
+    assert [entry["event_type"] for entry in logger.entries] == ["save", "save"]
 
 
 def test_logger_that_fails_disturbs_nobody() -> None:
