@@ -276,6 +276,9 @@ class EmergencyCheckpointer:
     def should_save(self, step: int) -> bool:
         """Return whether ``save`` at ``step``, the next step, would start a save. Not collective.
 
+        A loop may call ``save`` where this is True alone: the call names the loop's step, and warns
+        of an older one, as ``save`` does.
+
         Raises the error of a policy; CheckpointError after ``stop``.
         """
         self._check_running("ask about")

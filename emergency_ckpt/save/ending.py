@@ -42,7 +42,8 @@ class Ending:
       entry: a lock that ``save`` holds, so that no other thread begins a save meanwhile.
 
     Attributes:
-      last_step: of the last call of ``save`` since the start or a restore; None without a call.
+      last_step: of the last call of ``save`` or ``should_save`` since the start or a restore; None
+        without a call.
       is_restoring: while True, no step is announced or brought to storage.
     """
 

@@ -128,8 +128,7 @@ class Saver:
         metrics: Mapping[str, Any] | None,
         orbax: OrbaxStep | None,
     ) -> bool:
-        self.ending.last_step = step
-        is_older = step < self._newest_due
+        is_older = self._note_step(step)
         if force and is_older:
             raise self._not_newer(step)
         reached = self._parts.watch.reached(step)
@@ -138,11 +137,8 @@ class Saver:
         if preempted and is_older:
             return self._save_preempted(step, None)
         if not due and not preempted:
-            # Report now and then that nothing is saved.
-            if is_older and self._ignored.occurred("", time.monotonic()) is not None:
-                self._parts.events.emit(
-                    "save.skipped", step=step, cause="older", newest=self._newest_due
-                )
+            if is_older:
+                self._tell_older(step)
             return False
         json_metrics = None if metrics is None else named_metrics(metrics)
         forced = force or preempted
@@ -298,8 +294,27 @@ class Saver:
         """As ``EmergencyCheckpointer.should_save``."""
         if not self._is_storage_prepared:
             self._prepare_storage()
+        is_older = self._note_step(step)
         reached = self._parts.watch.reached(step)
-        return self._due.inspect(step, preempted=reached) or self._parts.watch.sync_step == step
+        due = self._due.inspect(step, preempted=reached) or self._parts.watch.sync_step == step
+        if is_older and not due:
+            self._tell_older(step)
+        return due
+
+    def _note_step(self, step: int) -> bool:
+        """Note the step of the loop; return whether it is older than the newest.
+
+        Also of a loop that calls ``save`` only where ``should_save`` is True.
+        """
+        self.ending.last_step = step
+        return step < self._newest_due
+
+    def _tell_older(self, step: int) -> None:
+        """Report now and then that nothing is saved at ``step``, which is older than the newest."""
+        if self._ignored.occurred("", time.monotonic()) is not None:
+            self._parts.events.emit(
+                "save.skipped", step=step, cause="older", newest=self._newest_due
+            )
 
     # Around a restore.
 

@@ -46,6 +46,14 @@ def test_end_warns_of_a_last_step_that_storage_lacks(world: World, stored: int |
     assert "end the loop with save(..., force=True)" in line
 
 
+def test_end_warns_a_loop_that_asks_before_it_saves(world: World) -> None:
+    with world.open_both(local_save_every=3, save_every=100) as checkpointer:
+        for step in range(1, LAST + 1):
+            if checkpointer.should_save(step):
+                save(checkpointer, world, step)
+    assert unsaved(world) == [(LAST, "the newest step in storage is none, in RAM 6")]
+
+
 def test_end_knows_steps_that_earlier_lives_stored(world: World) -> None:
     with world.open_both(**RARE) as checkpointer:
         save(checkpointer, world, 4, force=True)

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
+from every_face import opener
 from persistent_steps import complete_steps
 from world import World, save, save_all
 
@@ -36,6 +37,28 @@ def test_save_behind_the_restored_step_warns_with_both(
     told = [record.getMessage() for record in caplog.records if "ignored" in record.getMessage()]
     assert len(told) == 1
     assert "step 1 ignored: step 10" in told[0]
+
+
+def test_loop_that_asks_first_is_warned_as_well(
+    world: World, resumed: EmergencyCheckpointer
+) -> None:
+    assert not any(resumed.should_save(step) for step in range(1, NEWEST + 1))
+    assert len(world.named("save.skipped")) == 1
+    assert len(world.named("save.skipped", step=1, cause="older", newest=NEWEST)) == 1
+
+
+def test_emergency_manager_warns_of_steps_behind_those_found(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    face = opener("emergency", world)
+    for is_first in (True, False):
+        manager = face()
+        with caplog.at_level(logging.WARNING):
+            saved = [manager.save(step, world.state(step)) for step in range(9)]
+        assert saved == [is_first] * 9
+        told = [text.partition(",")[0] for text in caplog.messages if "ignored" in text]
+        assert told == ([] if is_first else ["save of step 0 ignored: step 8"])
+        manager.close()
 
 
 def test_saves_behind_the_restored_step_are_told_again_later(

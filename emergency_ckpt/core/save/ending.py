@@ -90,7 +90,7 @@ def step_for_storage(
 def unstored_text(last: int | None, stored: int | None, in_ram: int | None, reason: str) -> str:
     """Return the warning where storage lacks the last step of a run; empty where it has it.
 
-    ``last``: the step of the last call of ``save``; None without one. ``reason``: as above.
+    ``last``: the last step of the loop; None without one. ``reason``: as above.
     """
     if last is None or (stored is not None and stored >= last):
         return ""
