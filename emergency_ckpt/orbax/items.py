@@ -12,7 +12,7 @@ from absl import logging
 
 from emergency_ckpt.core.save.retention_rules import metric_number
 from emergency_ckpt.core.save.save_rules import plain_metrics
-from emergency_ckpt.errors import CorruptData, HostStateError
+from emergency_ckpt.errors import CorruptData, HostStateError, StepNotFound
 from emergency_ckpt.orbax.saved_tree import by_path
 from emergency_ckpt.restore.steps import StepDescription
 from emergency_ckpt.state.dtypes import dtype_named
@@ -186,23 +186,26 @@ def _host_value_in(description: StepDescription, name: str) -> Any:
 
 def best_of(
     steps: Iterable[int],
-    metrics_of: Callable[[int], Any],
+    description_of: Callable[[int], StepDescription],
     best_fn: Callable[[Any], float],
     best_mode: str,
-) -> int | None:
+) -> tuple[float, int] | None:
     """Return the step with the best metrics by ``best_fn``, the newer of equal ones, or None.
 
-    A step whose metric is NaN or infinite is not ranked.
+    Before the step comes its rank: of several, the highest is the best. A step whose metric is NaN
+    or infinite is not ranked, nor one that this process cannot read.
     """
     sign = -1.0 if best_mode == "min" else 1.0
     ranked: list[tuple[float, int]] = []
     for step in steps:
         try:
-            metrics = metrics_of(step)
+            metrics = metrics_in(description_of(step))
         except CorruptData as error:
-            logging.warning("best_step leaves out step %d: %s", step, error)
+            logging.warning("this process leaves step %d out of best_step: %s", step, error)
             continue
+        except StepNotFound:
+            continue  # it is in the RAM of others
         number = None if metrics is None else metric_number(best_fn, metrics)
         if number is not None:
-            ranked.append((sign * number, step))
-    return max(ranked)[1] if ranked else None
+            ranked.append((sign * float(number), step))
+    return max(ranked, default=None)

@@ -198,14 +198,16 @@ class CheckpointManager(ocp.AbstractCheckpointManager):
     def best_step(self) -> int | None:
         """Return the step with the best metrics by ``best_fn``; ``latest_step()`` without that.
 
-        None when no step has metrics; a step with a damaged document is left out. Collective; reads
-        storage.
+        None when no step has metrics. A step counts where some process can read its metrics: after
+        the loss of a host, those of a step in RAM are with the others. The answer is the same on
+        all processes. Collective; reads storage.
         """
         best_fn = getattr(self._options, "best_fn", None)
         if best_fn is None:
             return self.latest_step()
-        return items.best_of(
-            self.all_steps(read=True), self.metrics, best_fn, self._options.best_mode
+        steps, catalog = self.all_steps(read=True), self._checkpointer.steps
+        return catalog.best(
+            lambda: items.best_of(steps, catalog.describe, best_fn, self._options.best_mode)
         )
 
     def reload(self) -> None:

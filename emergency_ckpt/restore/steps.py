@@ -9,8 +9,16 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
-from emergency_ckpt.cluster.coordination import run_and_report
-from emergency_ckpt.cluster.round import Series, agree
+import msgspec
+
+from emergency_ckpt.cluster.coordination import (
+    ERROR_LIMIT_CHARS,
+    decode_each,
+    decode_message,
+    joined_errors,
+    run_and_report,
+)
+from emergency_ckpt.cluster.round import Round, Series, agree
 from emergency_ckpt.errors import (
     CheckpointError,
     CorruptData,
@@ -46,6 +54,18 @@ class StepDescription(NamedTuple):
     tier: str
     written_s: float | None = None
     metrics: Mapping[str, Any] | None = None
+
+
+class Ranked(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The step that ranks highest, of those that one process can rank, or of all processes.
+
+    Attributes:
+      best: the rank and the step; None without any.
+      error: why there is no answer; empty with one.
+    """
+
+    best: tuple[float, int] | None = None
+    error: str = ""
 
 
 @dataclasses.dataclass
@@ -156,6 +176,38 @@ class StepCatalog:
             self.forget(step)
         if errors:
             raise RestoreFailed("remove", f"step {step}", errors)
+
+    def best(self, rank: Callable[[], tuple[float, int] | None]) -> int | None:
+        """Return the step that ranks highest on any process; None without any. Collective; blocks.
+
+        ``rank``: returns rank and step of the highest of the steps that this process can read,
+        which may be fewer than the others can, as after a loss of its RAM.
+
+        Raises the error of ``rank``. RestoreFailed: ``rank`` failed on another process.
+        """
+        name = self._next_name("best")
+        try:
+            own = Ranked(rank())
+        except Exception as error:
+            text = f"{type(error).__name__}: {error}"[:ERROR_LIMIT_CHARS]
+            self._highest(name, Ranked(error=text))
+            raise
+        agreed = self._highest(name, own)
+        if agreed.error:
+            raise RestoreFailed("find", "the best step", agreed.error)
+        return None if agreed.best is None else agreed.best[1]
+
+    def _highest(self, name: str, own: Ranked) -> Ranked:
+        def highest(said: Mapping[int, bytes]) -> bytes:
+            ranked = decode_each(said, Ranked, name, lambda text: Ranked(error=text))
+            error = joined_errors({process: row.error for process, row in ranked.items()})
+            best = max((row.best for row in ranked.values() if row.best), default=None)
+            return msgspec.json.encode(Ranked(best, error))
+
+        timeout_s = self.parts.config.time_limits.patience_s
+        best_round = Round(self.parts.coordinator, name, timeout_s, prompt=True, series=self.series)
+        data = best_round.hold(msgspec.json.encode(own), best_round.when_all(highest))
+        return decode_message(data, Ranked, f"{name}.told")
 
     def _next_name(self, kind: str) -> str:
         """Return the name of a collective call, which is the same on all processes."""

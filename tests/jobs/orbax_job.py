@@ -409,6 +409,29 @@ def kind_of(call: Callable[[], object]) -> str | None:
     return None
 
 
+def best_after_a_loss(world: JobProcess) -> Any:
+    """The best step in RAM alone, where one process has lost its own; and a ``best_fn`` that fails.
+
+    The steps are 1 and 2, of which the second is the best.
+    """
+    place, mesh = Place(world, "best"), mesh_with(0)
+    local, persistent = {"save_interval_steps": 1, "max_to_keep": 2}, {"read_only": True}
+
+    def opened(best_fn: Callable[[Any], float]) -> emergency.CheckpointManager:
+        return place.open(mesh, local, persistent, best_fn=best_fn)
+
+    with opened(lambda metrics: metrics["score"]) as manager:
+        for step in (1, 2):
+            manager.save(step, saved(step, mesh), metrics={"score": step})
+            manager.wait_until_finished()
+    place.lose_ram((3,))
+    with opened(lambda metrics: metrics["score" if world.process else "none"]) as manager:
+        failed = kind_of(manager.best_step)
+    with opened(lambda metrics: metrics["score"]) as manager:
+        best = manager.best_step()
+        return [failed, best, differences(manager.restore(best).state, 2, mesh)]
+
+
 def refused(world: JobProcess) -> Any:
     """What is not accepted, and that nothing was saved by it."""
     place, mesh = Place(world, "refused"), mesh_with(0)
@@ -477,6 +500,7 @@ PROGRAMS: dict[str, Callable[[JobProcess], Any]] = {
     "copies (1, 1, 8)": copies((1, 1, 8)),
     "dataset": dataset,
     "left out by Orbax": left_out_by_orbax,
+    "best after a loss": best_after_a_loss,
     "refused": refused,
 }
 

@@ -188,6 +188,12 @@ def test_what_orbax_leaves_out(job: list[dict[str, Any]]) -> None:
     }
 
 
+def test_best_step_after_a_loss_is_that_of_all(job: list[dict[str, Any]]) -> None:
+    first, *others = of_each(job, "best after a loss")
+    assert first == ["KeyError", 2, []]
+    assert others == [["RestoreFailed", 2, []]] * 3
+
+
 def test_what_is_refused(job: list[dict[str, Any]]) -> None:
     kinds, steps = of_all(job, "refused")
     assert steps == []
