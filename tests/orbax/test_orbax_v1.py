@@ -197,6 +197,18 @@ def test_metadata_of_a_step_in_ram_alone(two_tiers: World) -> None:
         assert checkpointer.metadata(0).metrics == {"loss": 0.0}
 
 
+@pytest.mark.parametrize("stores", [1, 100], ids=["both", "ram"])
+def test_overwritten_step_is_that_of_the_last_save(world: World, stores: int) -> None:
+    with opened(world, stores=stores) as checkpointer:
+        for step in range(2):
+            assert checkpointer.save(step, state(world, step))
+        assert checkpointer.save(1, state(world, 101), overwrite=True)
+        assert checkpointer.latest.step == 1
+        assert same(checkpointer.load(None, abstract(world)), state(world, 101))
+    with opened(world, stores=stores) as checkpointer:
+        assert same(checkpointer.load(1, abstract(world)), state(world, 101))
+
+
 @pytest.mark.parametrize("step", [0, 3], ids=["storage", "ram"])
 def test_deleted_step_is_gone_from_its_tier(two_tiers: World, step: int) -> None:
     with opened(two_tiers) as checkpointer:

@@ -189,11 +189,16 @@ class Checkpointer:
     ) -> Any:
         """Begin to save; return Orbax's ``AsyncResponse[bool]``, None when no tier is due.
 
-        When it returns, the state may be donated.
+        When it returns, the state may be donated. ``overwrite`` first removes ``step`` from both
+        tiers, which is collective and blocks.
 
         Raises:
           StepAlreadyExistsError, ValueError, TypeError: as Orbax's. PeerLeft: a process has died.
         """
+        number = _number(step)
+        if overwrite:
+            self._ram.forget(number)
+            self._ram.survey()
         response = self._storage.save_checkpointables_async(
             step,
             dict(checkpointables),  # Orbax adds the metrics to it
@@ -202,7 +207,7 @@ class Checkpointer:
             metrics=metrics,
             custom_metadata=custom_metadata,
         )
-        number, now_ns = _number(step), time.time_ns()
+        now_ns = time.time_ns()
         is_in_ram = self._ram.save(
             number,
             lambda: _items(checkpointables),
