@@ -219,6 +219,20 @@ def test_deleted_step_is_gone_from_its_tier(two_tiers: World, step: int) -> None
         assert not checkpointer.delete(step, missing_ok=True)
 
 
+@pytest.mark.parametrize("stores", [1, 100], ids=["both", "ram"])
+def test_cancelled_step_does_not_come_back_from_ram(world: World, stores: int) -> None:
+    with opened(world, stores=stores) as checkpointer:
+        for step in range(2):
+            assert checkpointer.save(step, state(world, step))
+        checkpointer.cancel(1)
+        assert checkpointer.latest.step == 0
+        assert same(checkpointer.load(None, abstract(world)), state(world, 0))
+    with opened(world, stores=stores) as checkpointer:
+        assert [each.step for each in checkpointer.checkpoints] == [0]
+        with pytest.raises(ocp.training.errors.StepNotFoundError):
+            checkpointer.load(1, abstract(world))
+
+
 def test_settings_with_a_directory_are_refused(world: World) -> None:
     with pytest.raises(ValueError, match="without 'dir'"):
         ocp.training.Checkpointer(world.persistent, settings={"dir": "/somewhere"})

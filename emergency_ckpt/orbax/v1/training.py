@@ -75,8 +75,8 @@ class RamResponse:
 class Checkpointer:
     """Orbax v1's ``Checkpointer``, and a RAM tier beside it.
 
-    All processes must call the constructor, ``load``, ``delete``, ``reload`` and ``close``, in the
-    same order, and ``save`` at the same steps; from one thread.
+    All processes must call the constructor, ``load``, ``delete``, ``cancel``, ``reload`` and
+    ``close``, in the same order, and ``save`` at the same steps; from one thread.
 
     Every method that this class does not define is Orbax's own. The RAM tier is on in jobs of
     several processes, and where ``local_directory`` or ``settings`` are given. A save to RAM takes
@@ -315,6 +315,17 @@ class Checkpointer:
         )
         self._ram.survey()
         return response
+
+    def cancel(self, step: Any = None) -> None:
+        """Cancel storage's save in progress, and remove ``step`` from both tiers, if given.
+
+        Collective with ``step``; blocks then.
+        """
+        if step is not None:
+            self._ram.forget(_number(step))
+        self._storage.cancel(step)
+        if step is not None:
+            self._ram.survey()
 
     def reload(self) -> None:
         """Read the directories again. Collective."""
