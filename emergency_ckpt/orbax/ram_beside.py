@@ -582,6 +582,9 @@ def _state_of(trees: Mapping[str, Any]) -> Any:
 
 def _restored(ram: EmergencyCheckpointer, step: int, kept: Kept, items: Items) -> dict[str, Any]:
     """Return the items of a step in RAM by name. Collective."""
+    if set(items.trees) != set(kept.trees):  # the state of one tree does not have its name
+        saved, given = sorted(kept.trees), sorted(items.trees)
+        raise ValueError(f"step {step} in RAM has the trees {saved}, and {given} are given")
     missing = sorted({*items.iterators, *items.values} - {*kept.iterators, *kept.values})
     if missing:
         hint = "do not ask for them"

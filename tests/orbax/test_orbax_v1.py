@@ -168,6 +168,18 @@ def test_part_of_a_step_in_ram_alone_is_named(two_tiers: World) -> None:
         assert same(checkpointer.load(0), state(two_tiers, 0))
 
 
+def test_name_that_was_not_saved_is_not_another_one(world: World) -> None:
+    """As with Orbax alone, where the step has one checkpointable of another name."""
+    with opened(world) as checkpointer:
+        for step in (0, 1):
+            assert checkpointer.save(step, state(world, step), checkpointable_name="ema")
+        for step, error in ((0, KeyError), (1, ValueError)):
+            with pytest.raises(error, match="params"):
+                checkpointer.load(step, abstract(world), checkpointable_name="params")
+            loaded = checkpointer.load(step, abstract(world), checkpointable_name="ema")
+            assert same(loaded, state(world, step))
+
+
 def test_checkpointable_that_ram_cannot_keep_is_said_once(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -242,7 +242,8 @@ class Checkpointer:
 
         Raises:
           StepNotFoundError: no tier has the step.
-          ValueError: ``step`` is in RAM alone, and the abstract trees are not given, or not all.
+          ValueError: ``step`` is in RAM alone, and the abstract trees are not given, or not all, or
+            by other names.
           StateMismatch, HostStateError, CheckpointError: ``step`` is in RAM alone, and cannot be
             restored into what is given, or not at all. Otherwise as Orbax's.
         """
