@@ -305,7 +305,8 @@ class RamBeside:
     def choose(self, wanted: int | None = None) -> RamChoice:
         """Return whether ``wanted``, or the newest step, comes from RAM. Collective; blocks.
 
-        The newest comes from RAM where RAM has a whole step that is no older than storage's newest.
+        The newest comes from RAM where RAM has a whole step that is no older than storage's newest:
+        after a rollback, steps of RAM are behind those of storage that nobody has deleted.
         A step of storage that is newer than what RAM's step follows is another job's work, such as
         a week's with plain Orbax: then RAM's step does not count.
         """
@@ -569,7 +570,7 @@ def _chosen(
     is_of_each = bool(kept.iterators or kept.values) and not may_remap
     counts = kept.processes == len(views) or not is_of_each
     if wanted is None:
-        counts = counts and first.newest_stored <= kept.follows
+        counts = counts and first.newest_stored <= min(step, kept.follows)
     elif stored is not None:
         counts = counts and wanted <= kept.follows
     return RamChoice(step, stored, kept) if counts else RamChoice(stored=stored)

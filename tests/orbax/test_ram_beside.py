@@ -275,6 +275,32 @@ def test_older_step_of_storage_goes_on_from_there_in_one_life(world: World, face
         assert same(opened.load(2, target(world)), state(world, 102))
 
 
+@pytest.mark.parametrize("deletes", [False, True], ids=["kept", "deleted"])
+def test_restart_after_a_rollback_takes_the_newest_step(
+    world: World, face: Any, deletes: bool
+) -> None:
+    """Steps of RAM behind the newest of storage count once that one is deleted."""
+    with face(stores=5) as opened:
+        for step in range(11):
+            opened.save(step, state(world, step))
+        opened.wait()
+        assert same(opened.load(5, target(world)), state(world, 5))
+        for step in (6, 7):
+            assert opened.save(step, state(world, 100 + step))
+        if deletes:
+            opened.delete(10)
+        opened.wait()
+        assert opened.latest() == (7 if deletes else 10)
+    with face(stores=5) as opened:
+        newest, number = (7, 107) if deletes else (10, 10)
+        assert opened.latest() == newest
+        assert same(opened.load(None, target(world)), state(world, number))
+        assert opened.latest() == newest
+        assert same(opened.load(7, target(world)), state(world, 107))
+        opened.reload()
+        assert opened.latest() == newest
+
+
 def test_restore_of_an_older_step_alone_loses_nothing(world: World, face: Any) -> None:
     """As an evaluation does."""
     with face(stores=100) as opened:
