@@ -119,16 +119,31 @@ class Fetch:
             )
             for index in range(count)
         ]
-        for thread in threads:
-            thread.start()
-        # This ends, since each wait of a thread has the fetch's deadline. Even an interrupt must
-        # not leave a thread behind that writes to the caller's mapping.
-        while any(thread.is_alive() for thread in threads):
+        # This ends, since each wait of a thread has the fetch's deadline. Whatever ends the starts
+        # or interrupts the wait must not leave a thread behind that writes to the caller's mapping.
+        try:
+            self._start(threads)
+        except BaseException as error:  # noqa: BLE001  raised by run, after the wait
+            self._fail(error)
+        while alive := [thread for thread in threads if thread.is_alive()]:
             try:
-                for thread in threads:
+                for thread in alive:
                     thread.join()
             except KeyboardInterrupt as interrupt:
                 self._fail(interrupt)
+
+    def _start(self, threads: Sequence[threading.Thread]) -> None:
+        """Start as many of the threads as the process can have; they take all requests."""
+        for started, thread in enumerate(threads):
+            try:
+                thread.start()
+            except RuntimeError as error:
+                if started == 0:
+                    raise TransferError(
+                        OPERATION, self._address, "no thread can start", actual=str(error)
+                    ) from error
+                logging.warning("%s: %d streams of %d: %s", OPERATION, started, len(threads), error)
+                return
 
     def _run_stream(self) -> None:
         while (parts := self._next()) is not None:

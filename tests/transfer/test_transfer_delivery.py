@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import resource
 import threading
+from collections.abc import Generator
+from pathlib import Path
 
 import pytest
 from memory_holdings import MemoryHoldings, anonymous_mapping
@@ -29,6 +33,7 @@ from emergency_ckpt.errors import HostStateTooLarge, NotHeld, TransferError
 from emergency_ckpt.transfer import ShardTarget, TransferClient, TransferServer
 
 MIB = 1 << 20
+GIB = 1 << 30
 
 
 @pytest.mark.parametrize("streams", [1, 2, 5])
@@ -180,6 +185,46 @@ def test_many_clients_fetch_at_once(holdings: MemoryHoldings, server: TransferSe
     for thread in threads:
         thread.join()
     assert results == [shards] * 6
+
+
+@contextlib.contextmanager
+def stacks_of(each_bytes: int, *, room_bytes: int) -> Generator[None]:
+    """New threads have stacks of this size, and the kernel has this much memory for all of them."""
+    mapped = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    threading.stack_size(each_bytes)
+    resource.setrlimit(resource.RLIMIT_AS, (mapped + room_bytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+        threading.stack_size(0)
+
+
+def test_fetch_goes_on_with_the_threads_that_start(
+    holdings: MemoryHoldings, server: TransferServer, client: TransferClient
+) -> None:
+    shards = random_shards(64 * MIB)
+    digest = holdings.add(SAVE, shards)
+    targets = targets_of(fetch_contents(client, server.address, digest))
+    into = anonymous_mapping(64 * MIB)
+    with stacks_of(GIB, room_bytes=3 * GIB // 2):
+        client.fetch_shards(server.address, digest, targets, into, 60)
+    assert into.view(0, 64 * MIB, into).tobytes() == shards[0]
+
+
+def test_fetch_without_any_thread_is_transfer_error(
+    holdings: MemoryHoldings, server: TransferServer, client: TransferClient
+) -> None:
+    digest = holdings.add(SAVE, random_shards(MIB))
+    targets = targets_of(fetch_contents(client, server.address, digest))
+    into = anonymous_mapping(MIB)
+    with (
+        stacks_of(1024 * GIB, room_bytes=GIB // 2),
+        pytest.raises(TransferError, match="no thread") as failed,
+    ):
+        client.fetch_shards(server.address, digest, targets, into, 60)
+    assert failed.value.target == server.address
 
 
 def test_protocol_is_what_its_document_says(holdings: MemoryHoldings) -> None:
