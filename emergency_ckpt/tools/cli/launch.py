@@ -13,8 +13,9 @@ from pathlib import Path
 
 from emergency_ckpt.extras.event_log.records import LoggedEvent
 from emergency_ckpt.tools.cli.arguments import seconds
-from emergency_ckpt.tools.cli.output import pass_on, tell
+from emergency_ckpt.tools.cli.output import Printer, tell
 from emergency_ckpt.tools.launch.job import EventSink, JobSpec
+from emergency_ckpt.tools.launch.logs import LineSink
 from emergency_ckpt.tools.launch.supervisor import Supervisor
 from emergency_ckpt.tools.signals import handling
 
@@ -82,13 +83,16 @@ def run(
 
     ``supervisor_of``: returns the supervisor of a job; ``examples.faults`` gives its own.
     """
-    spec = job_spec(args)
-    supervisor = supervisor_of(spec, _show)
+    printer = Printer()
+    spec = _job_spec(args, lambda line: printer.pass_on(line, sys.stdout))
+    supervisor = supervisor_of(spec, lambda event: _show(event, printer))
     # Logs may hold what other users must not read. A named directory may be that of an earlier job.
     spec.log_dir.mkdir(mode=0o700, parents=True, exist_ok=args.log_dir is not None)
     try:
-        with handling(_STOP_SIGNALS, supervisor.stop):
-            _say(f"ramdisks in {spec.local_root}, logs in {spec.log_dir}")
+        with handling(_STOP_SIGNALS, supervisor.stop), printer:
+            printer.tell(
+                f"eckpt: ramdisks in {spec.local_root}, logs in {spec.log_dir}", sys.stderr
+            )
             result = supervisor.run(args.timeout_s)
     finally:
         if args.log_dir is None and not any(spec.log_dir.iterdir()):  # the job did not start
@@ -97,13 +101,15 @@ def run(
         _say(str(result.error))
     if spec.local_root.exists():
         _say(f"ramdisks are kept in {spec.local_root}")
-    if args.log_dir is None and result.exit_code == 0:
+    if not printer.has_printed_all:
+        _say(f"not all lines were read in time; logs are kept in {spec.log_dir}")
+    elif args.log_dir is None and result.exit_code == 0:
         shutil.rmtree(spec.log_dir, ignore_errors=True)
     return result.exit_code
 
 
-def job_spec(args: argparse.Namespace) -> JobSpec:
-    """Return the job that the command line describes."""
+def _job_spec(args: argparse.Namespace, echo: LineSink) -> JobSpec:
+    """Return the job that the command line describes; ``echo`` is for one that is not quiet."""
     log_dir: Path | None = args.log_dir
     if log_dir is None:
         log_dir = Path(tempfile.gettempdir()) / f"eckpt-logs-{secrets.token_hex(4)}"
@@ -122,23 +128,19 @@ def job_spec(args: argparse.Namespace) -> JobSpec:
         hang_timeout_s=args.hang_timeout_s,
         grace_s=args.grace_s,
         keep_ram="always" if args.keep_ram else keep_ram,
-        echo=None if args.quiet else _echo,
+        echo=None if args.quiet else echo,
     )
 
 
-def _show(event: LoggedEvent) -> None:
+def _show(event: LoggedEvent, printer: Printer) -> None:
     if event.name in _SHOWN_EVENTS:
         fields = {"restart_count": event.life, **event.fields}
         details = " ".join(
             f"{key}={f'{value:.3g}' if isinstance(value, float) else value}"
             for key, value in fields.items()
         )
-        _say(f"{event.name} {details}")
+        printer.tell(f"eckpt: {event.name} {details}", sys.stderr)
 
 
 def _say(message: str) -> None:
     tell(f"eckpt: {message}", sys.stderr)
-
-
-def _echo(line: str) -> None:
-    pass_on(line, sys.stdout)

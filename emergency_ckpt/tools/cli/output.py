@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
+import threading
+from collections import deque
+from collections.abc import Generator
 from typing import TextIO
 
 from emergency_ckpt.core.wording import printable
@@ -16,13 +20,96 @@ def print_line(line: str, stream: TextIO | None = None) -> None:
 
 def tell(line: str, stream: TextIO) -> None:
     """Print a line of a command that does work: at once, and nothing where the reader has left."""
-    pass_on(printable(line), stream)
+    with _until_the_reader_leaves(stream):
+        print(printable(line), file=stream, flush=True)
 
 
-def pass_on(line: str, stream: TextIO) -> None:
-    """Print a line of another program as it is, colours included; otherwise as ``tell``."""
+class Printer:
+    """Prints lines in a thread of its own, for a command that works on while nobody reads them.
+
+    A context manager, at whose end the lines that wait have ``end_s`` seconds.
+    """
+
+    def __init__(self, *, limit_chars: int = 16 << 20, end_s: float = 5.0) -> None:
+        """``limit_chars``: of what waits. Beyond it the oldest lines are left out, and counted."""
+        self._limit_chars = limit_chars
+        self._end_s = end_s
+        self._changed = threading.Condition()
+        self._lines: deque[tuple[str, TextIO | None]] = deque()
+        self._waiting_chars = 0
+        self._left_out = 0
+        self._is_over = False
+        self._error: OSError | None = None
+        self._thread = threading.Thread(target=self._run, name="eckpt-printer", daemon=True)
+        self.has_printed_all = True
+
+    def __enter__(self) -> Printer:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End the thread. OSError: a stream could not be written."""
+        with self._changed:
+            self._is_over = True
+            self._changed.notify()
+        self._thread.join(self._end_s)
+        self.has_printed_all &= not self._thread.is_alive()
+        if self._error is not None:
+            raise self._error
+
+    def tell(self, line: str, stream: TextIO | None) -> None:
+        """Print a line of this program. Does not block."""
+        self.pass_on(printable(line), stream)
+
+    def pass_on(self, line: str, stream: TextIO | None) -> None:
+        """Print a line of another program as it is, colours included. Does not block.
+
+        ``stream``: None where the caller of this program closed it.
+        """
+        with self._changed:
+            self._lines.append((line, stream))
+            self._waiting_chars += len(line)
+            while self._waiting_chars > self._limit_chars:
+                self._waiting_chars -= len(self._lines.popleft()[0])
+                self._left_out += 1
+                self.has_printed_all = False
+            self._changed.notify()
+
+    def _run(self) -> None:
+        try:
+            while self._print_next():
+                pass
+        except OSError as error:  # raised at the end: what this program does is worth more
+            self._error = error
+
+    def _print_next(self) -> bool:
+        with self._changed:
+            self._changed.wait_for(lambda: self._lines or self._is_over)
+            if not self._lines:
+                return False
+            line, stream = self._lines.popleft()
+            self._waiting_chars -= len(line)
+            left_out, self._left_out = self._left_out, 0
+        if left_out:
+            line = f"eckpt: {left_out} lines are left out here, which nobody read in time\n{line}"
+        if stream is not None:
+            _write(f"{line}\n", stream)
+        return True
+
+
+def _write(text: str, stream: TextIO) -> None:
+    # Past the stream's buffer: its lock, held by a thread that blocks, would abort the
+    # interpreter's end, which flushes the stream.
+    data = text.encode(stream.encoding, errors="replace")
+    with _until_the_reader_leaves(stream):
+        while data:
+            data = data[os.write(stream.fileno(), data) :]
+
+
+@contextlib.contextmanager
+def _until_the_reader_leaves(stream: TextIO) -> Generator[None]:
     try:
-        print(line, file=stream, flush=True)
+        yield
     except BrokenPipeError:
         # Also for the interpreter's end, which flushes what is left and would fail again.
         nowhere = os.open(os.devnull, os.O_WRONLY)

@@ -54,7 +54,8 @@ class JobSpec:
         after the others have ended. Processes that are left after another death have
         ``SURVIVORS_GRACE_S``. Should be longer than the job's ``preemption_grace_s``.
       keep_ram: rule for ``local_root`` at the end; by default only a successful job removes it.
-      echo: called with each line that a process prints, prefixed with life and process.
+      echo: called with each line that a process prints, prefixed with life and process. It must not
+        block: the job is not watched meanwhile.
     """
 
     command: tuple[str, ...]

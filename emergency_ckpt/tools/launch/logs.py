@@ -26,18 +26,24 @@ class LogFollower:
         self._sink = sink
         self._partial = b""
 
-    def poll(self) -> None:
-        """Pass the lines that were completed since the last call. Never blocks."""
-        while data := self._file.read(_READ_BYTES):
-            *lines, self._partial = (self._partial + data).split(b"\n")
-            for line in lines:
-                self._emit(line)
-            if len(self._partial) > MAX_LINE_BYTES:
-                self._flush()
+    def poll(self) -> bool:
+        """Pass the lines that the next part of the file completes; return whether it has one.
+
+        Never blocks. One part a call, since a process may write faster than ``sink`` takes lines.
+        """
+        data = self._file.read(_READ_BYTES)
+        *lines, self._partial = (self._partial + data).split(b"\n")
+        for line in lines:
+            self._emit(line)
+        if len(self._partial) > MAX_LINE_BYTES:
+            self._flush()
+        return bool(data)
 
     def close(self) -> None:
         """Pass the rest, also a last line without a line end, and close the file."""
-        self.poll()
+        end = os.fstat(self._file.fileno()).st_size  # a process that got away may still write
+        while self._file.tell() < end and self.poll():
+            pass
         if self._partial:
             self._flush()
         self._file.close()
