@@ -134,8 +134,9 @@ def test_no_process_outlives_the_supervisor(
     )
     arguments = ["launch", "--slices=2", "--hosts-per-slice=1", "--grace-s=0.2"]
     arguments += [f"--local-root={spec.local_root}", f"--log-dir={spec.log_dir}", "--"]
+    hearing = ["env", "--default-signal=HUP", sys.executable]  # nohup has it ignored
     supervisor = subprocess.Popen(
-        [sys.executable, "-m", "emergency_ckpt.tools.cli.main", *arguments, *spec.command],
+        [*hearing, "-m", "emergency_ckpt.tools.cli.main", *arguments, *spec.command],
         env={**os.environ, **spec.env},
         start_new_session=True,
     )
@@ -151,6 +152,37 @@ def test_no_process_outlives_the_supervisor(
         supervisor.wait(TIMEOUT_S)
     wait_until_gone(pids)
     assert returncode == (-signum if signum == signal.SIGKILL else 128 + signum)
+
+
+@pytest.mark.parametrize("signum", [signal.SIGHUP, signal.SIGINT])
+def test_signal_that_the_caller_ignores_ends_no_job(
+    make_spec: MakeSpec, tmp_path: Path, signum: int
+) -> None:
+    """SIGHUP as of ``nohup``, at a logout; SIGINT as of ``&`` in a script, at another's Ctrl-C."""
+    spec = make_spec(
+        f"""
+        open("{tmp_path}/runs", "w").close()
+        while not os.path.exists("{tmp_path}/may_end"):
+            time.sleep(0.01)
+        """,
+        slices=1,
+    )
+    arguments = ["launch", "--slices=1", "--hosts-per-slice=1", "--grace-s=0.2"]
+    arguments += [f"--local-root={spec.local_root}", f"--log-dir={spec.log_dir}", "--"]
+    ignoring = ["/bin/sh", "-c", f"trap '' {int(signum)} && exec \"$@\"", "sh", sys.executable]
+    launcher = subprocess.Popen(
+        [*ignoring, "-m", "emergency_ckpt.tools.cli.main", *arguments, *spec.command],
+        env={**os.environ, **spec.env},
+        start_new_session=True,
+    )
+    try:
+        wait_until((tmp_path / "runs").exists, "the process runs")
+        launcher.send_signal(signum)
+        (tmp_path / "may_end").touch()
+        assert launcher.wait(TIMEOUT_S) == 0
+    finally:
+        launcher.kill()
+        launcher.wait(TIMEOUT_S)
 
 
 def test_supervisor_killed_at_once_leaves_nothing_behind(

@@ -79,7 +79,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(
     args: argparse.Namespace, supervisor_of: Callable[[JobSpec, EventSink], Supervisor] = Supervisor
 ) -> int:
-    """Run the job; return its exit code. SIGINT, SIGTERM and SIGHUP end it cleanly.
+    """Run the job; return its exit code. SIGINT, SIGTERM and SIGHUP end it, where not ignored.
 
     ``supervisor_of``: returns the supervisor of a job; ``examples.faults`` gives its own.
     """
