@@ -625,6 +625,16 @@ def on_one_device(devices: set[Device]) -> Generator[None]:
         yield
 
 
+def part_on_device(array: jax.Array, start: int, *, rows: int, lead: int) -> jax.Array:
+    """Return the bits of ``rows`` rows from row ``start`` of an array on one device, made there.
+
+    The first ``lead`` dimensions make up the rows. See ``_part`` for the type.
+    """
+    # Without x64 JAX takes numbers of rows for 32 bits, and a shard may have more rows.
+    with jax.enable_x64(True), jax.transfer_guard("allow"), on_one_device(array.devices()):
+        return _part(array, start, rows=rows, lead=lead)
+
+
 def _start_by_jax(flights: Sequence[_Flight], bound_bytes: int) -> None:
     """Start transfers that JAX makes, in one call where they go to pinned memory.
 
@@ -636,8 +646,7 @@ def _start_by_jax(flights: Sequence[_Flight], bound_bytes: int) -> None:
         if flight.nbytes < flight.source.nbytes:
             _, lead, row_bytes = _rows(flight.source, bound_bytes)
             start, rows = flight.offset // row_bytes, flight.nbytes // row_bytes
-            with jax.transfer_guard("allow"), on_one_device(array.devices()):
-                array = _part(array, start, rows=rows, lead=lead)
+            array = part_on_device(array, start, rows=rows, lead=lead)
         pieces.append(array)
     arrays = begin_transfers(pieces, [flight.way for flight in flights])
     for flight, array in zip(flights, arrays, strict=True):

@@ -639,6 +639,44 @@ def test_bits_are_kept_on_the_way(dtype: str, link: Any, bound_bytes: int) -> No
     assert found.tobytes() == whole.tobytes()
 
 
+MANY_ROWS = 1 << 31
+"""More than a number of 32 bits can count."""
+
+
+@pytest.mark.parametrize("dtype", DEVICE_DTYPES)
+def test_piece_may_begin_at_any_number_of_a_row(
+    dtype: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """JAX takes the last rows for those beyond the end; one program serves all numbers."""
+    whole = random_bits((8, 3), dtype, seed=4)
+    array = jax.device_put(whole, jax.local_devices()[0])
+    plain = np.int8 if dtype in ("int2", "int4") else whole.dtype  # as in the test above
+    with jax.log_compiles():
+        for start in (2, 6, MANY_ROWS, MANY_ROWS << 2):
+            piece = np.asarray(staging.part_on_device(array, start, rows=2, lead=1))
+            expected = whole[min(start, 6) :][:2]
+            assert (
+                piece.view(whole.dtype).astype(plain).tobytes() == expected.astype(plain).tobytes()
+            ), start
+            assert ("Compiling" in caplog.text) == (start == 2)
+            caplog.clear()
+
+
+@pytest.mark.dear
+def test_shard_of_more_rows_than_32_bits_count_is_taken() -> None:
+    """In 5 GiB of memory."""
+    count = MANY_ROWS + 4096
+    numbers = partial(jax.lax.broadcasted_iota, np.uint8, (count // 128, 128), 0)
+    array = jax.jit(lambda: numbers().reshape(count))()
+    case = Case({"w": array}, PINNED._replace(bound_bytes=256 << 20))
+    snapshot = case.take({"w": array})
+    for _ in snapshot.read_into(case.memory.target()):
+        pass
+    snapshot.close()
+    rows = case.memory.view(0).reshape(-1, 128)
+    assert (rows == np.arange(len(rows)).astype(np.uint8)[:, None]).all()
+
+
 def test_replicated_shards_come_from_all_devices_evenly() -> None:
     machine = FakeMachine()
     mesh = mesh_of(8, order=[6, 1, 4, 3, 0, 7, 2, 5])
