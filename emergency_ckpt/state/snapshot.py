@@ -49,6 +49,7 @@ from emergency_ckpt.state.tree import (
     boxes_by_device,
     check_values,
     is_key_type,
+    is_numpy_value,
     is_python_number,
 )
 from emergency_ckpt.types import ShardId
@@ -542,9 +543,8 @@ def _is_like(leaf: Leaf, dtype: np.dtype[Any], value: Any) -> bool:
         # A Python number may change its type from step to step.
         return is_python_number(value) and np.asarray(value).dtype == dtype
     if leaf.kind is LeafKind.NUMPY:
-        is_host = isinstance(value, np.ndarray | np.generic)
         # Values of another byte order have the same name and are stored alike.
-        is_named = is_host and value.dtype.name == leaf.spec.dtype
+        is_named = is_numpy_value(value) and value.dtype.name == leaf.spec.dtype
         return is_named and value.shape == leaf.spec.global_shape
     if not isinstance(value, jax.Array) and not jax.tree_util.all_leaves([value]):
         return False

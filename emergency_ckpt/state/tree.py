@@ -154,6 +154,11 @@ def is_python_number(value: object) -> bool:
     return isinstance(value, tuple(_NUMBERS)) and not isinstance(value, np.generic)
 
 
+def is_numpy_value(value: object) -> bool:
+    """Return whether ``value`` is all that its bytes say, as no subclass is (a masked array)."""
+    return type(value) in (np.ndarray, np.memmap) or isinstance(value, np.generic)
+
+
 def _is_unicode(text: str) -> bool:
     try:
         text.encode()
@@ -168,7 +173,7 @@ def _describe_leaf(value: Any, path: str, position: int, operation: str) -> Leaf
         kind = next(kind for kind in _NUMBERS if isinstance(value, kind))
         return Leaf(spec, LeafKind.SCALAR, None, position, _NUMBERS[kind])
     if isinstance(value, np.ndarray | np.generic):
-        if isinstance(value, np.ndarray) and type(value) not in (np.ndarray, np.memmap):
+        if not is_numpy_value(value):
             problem = f"a {type(value).__name__} would come back as a plain array"
             hint = "give numpy.asarray of it, and of a masked array its data and its mask"
             raise _invalid(operation, path, problem, hint)

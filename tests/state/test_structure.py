@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 from state_samples import mesh_of, sharded
 
+from emergency_ckpt.errors import InvalidState
 from emergency_ckpt.state import describe
 from emergency_ckpt.state.snapshot import StateStructure
 
@@ -117,6 +119,19 @@ def test_what_a_stored_state_does_not_tell_apart_is_alike() -> None:
     for change in alike:
         assert structure.leaves_of({**base, **change}) is not None, change
         assert structure.leaves_of(base) is not None
+
+
+def test_numpy_subclass_at_a_later_save_is_refused(tmp_path: Path) -> None:
+    """As at the first save; a mapped file is a plain array."""
+    plain = {"host": np.zeros(3)}
+    structure = structure_of(plain)
+    assert structure.leaves_of(plain) is not None
+    mapped = np.memmap(tmp_path / "values", np.float64, "w+", shape=(3,))
+    assert structure.leaves_of({"host": mapped}) is not None
+    for other in (np.ma.masked_array(np.zeros(3), mask=[1, 0, 0]), np.zeros(3).view(np.recarray)):
+        assert structure.leaves_of({"host": other}) is None
+        with pytest.raises(InvalidState, match="would come back as a plain array"):
+            describe({"host": other}, "save")
 
 
 def test_subtree_that_poses_as_a_leaf_is_no_leaf() -> None:
