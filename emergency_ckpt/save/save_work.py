@@ -267,11 +267,12 @@ class SaveWork:
         placement, shared = plan.placement, request.take_shared()
         if not self._writes(placement):
             check_values(placement.tree, flat, "save")
-            snapshot, shards = Snapshot(()), ()
+            recipe, shards = None, ()
         elif shared is None:
-            snapshot, shards = plan.held.take(flat), placement.held
+            recipe, shards = plan.held, placement.held
         else:
-            snapshot, shards = plan.rest.take(flat), plan.not_stored
+            recipe, shards = plan.rest, plan.not_stored
+        snapshot = Snapshot(()) if recipe is None else recipe.take(flat)
         capture = StorageCapture(
             self._parts,
             self._scratch,
@@ -305,8 +306,8 @@ class SaveWork:
                 self._schedules[PERSISTENT].note_outcome(failed=not complete)
             capture.close(is_written=complete)
 
-        is_writer = self._writes(placement)
-        return TierWork(snapshot, chain(capture.read, work) if is_writer else work, capture)
+        parts = (work,) if recipe is None else (capture.read, work, recipe.prepare)
+        return TierWork(snapshot, chain(*parts), capture)
 
     def _plan_for(self, request: SaveRequest) -> tuple[_SnapshotPlan, list[Any]]:
         """Return the leaves, and the plan for their structure, made anew when that changes."""

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from faults import DeviceTransfers, SlowStorage, copies_to_slots_fail
+from faults import CopiesOnDevices, DeviceTransfers, SlowStorage, copies_to_slots_fail
 from world import LONG_S, World, finish, same
 
 from emergency_ckpt import EmergencyCheckpointer
@@ -159,6 +159,24 @@ def test_storage_alone_gets_the_bits_from_memory_of_its_own(
         finish(checkpointer)
     assert sources(world) == ["scratch"]
     check_stored(world, 2)
+
+
+@pytest.mark.parametrize("settings", [{"local_save_every": 0}, {"local_save_every": 2}])
+def test_copies_on_devices_begin_without_a_setting(
+    world: World, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]
+) -> None:
+    """The first interval shows what is free; the program that copies is made after its save."""
+    copies = CopiesOnDevices(monkeypatch, 1 << 20)
+    made: list[int] = []
+    with world.open_both(**settings, **STAGED) as checkpointer:
+        for step in (2, 4, 6, 8):
+            assert save(checkpointer, world, step)
+            checkpointer.wait_until_finished()
+            made.append(copies.take())
+        checkpointer.check_for_errors()
+    not_empty = DISTINCT_SHARDS - 1
+    assert made == [0, 0, not_empty, not_empty]
+    check_stored(world, 8)
 
 
 def test_storage_that_hangs_leaves_local_saves_enough_slots(

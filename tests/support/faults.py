@@ -17,12 +17,13 @@ from memory_coordination import MemoryService
 
 from emergency_ckpt.cluster import membership
 from emergency_ckpt.cluster.loaded_part import LoadedPart
+from emergency_ckpt.core.save.snapshot_plan import Free
 from emergency_ckpt.errors import PersistentTierError
 from emergency_ckpt.extras.event_log import log_writer
 from emergency_ckpt.ram.slot_writer import MappedSink
 from emergency_ckpt.ram.tier import LocalTier
 from emergency_ckpt.restore import steps as step_catalog
-from emergency_ckpt.state import staging
+from emergency_ckpt.state import snapshot, staging
 from emergency_ckpt.storage import DirectoryWriter, PersistentTier
 from emergency_ckpt.storage.item.array_writes import ArrayWrites
 from emergency_ckpt.transfer import fetch
@@ -100,6 +101,26 @@ class DeviceTransfers:
             self.count += sum(each.offset == 0 for each in flights)
 
         monkeypatch.setattr(staging, "_start_by_jax", counted)
+
+    def take(self) -> int:
+        count, self.count = self.count, 0
+        return count
+
+
+class CopiesOnDevices:
+    """Devices with room for copies, as CPU devices never say; counts the shards copied there."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, free_bytes: int) -> None:
+        self.count = 0
+        make = snapshot.DeviceCopies.make
+
+        def counted(self_: Any, sources: Any, needs: Any) -> Any:
+            made = make(self_, sources, needs)
+            self.count += sum(len(copies) for copies in (made or {}).values())
+            return made
+
+        monkeypatch.setattr(snapshot.DeviceCopies, "make", counted)
+        monkeypatch.setattr(snapshot, "free_for_copies", lambda *_: Free(free_bytes, "as told"))
 
     def take(self) -> int:
         count, self.count = self.count, 0
