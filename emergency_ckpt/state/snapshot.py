@@ -23,6 +23,7 @@ from emergency_ckpt.core.save.snapshot_plan import (
     Piece,
     choose_sources,
     free_for_copies,
+    limit_of_copies,
     plan_device_copies,
     transfer_order,
 )
@@ -101,7 +102,7 @@ class DeviceCopies:
         self._lock = threading.Lock()
         self._used: dict[int, int] = {}
         self._last_step: int | None = None
-        self._has_looked = False
+        self._limit: Free | None = None
 
     def note_save(self, step: int) -> None:
         """Before the copies of a save at ``step``: look again how much is free."""
@@ -112,9 +113,8 @@ class DeviceCopies:
             return
         free = [free_for_copies(platform, stats) for platform, stats in self._stats()]
         least = min(free, default=Free(0, "no device"))
-        if not self._has_looked or least.nbytes < self.limit_bytes:
-            self.limit_bytes, self.reason = least
-        self._has_looked = True
+        self._limit = limit_of_copies(self._limit, least)
+        self.limit_bytes, self.reason = self._limit.nbytes, self._limit.reason
 
     def make(
         self, sources: Mapping[int, Sequence[jax.Array]], needs: Mapping[int, int]

@@ -482,6 +482,17 @@ def test_copies_begin_after_an_interval_and_are_only_lowered() -> None:
     assert copies.limit_bytes == 0
 
 
+def test_limit_is_not_lowered_by_the_copies_themselves() -> None:
+    """A state of 15 GiB is copied at each save, above a step of training that leaves 40 unused."""
+    free = [40]
+    copies = DeviceCopies(None, stats=lambda: [("gpu", device(gib)) for gib in free])
+    for step in range(10):
+        copies.note_save(step)
+        assert copies.limit_bytes == (20 * GIB if step else 0)
+        if step:
+            free = [40 - 15]
+
+
 @pytest.mark.parametrize("limit", [0, 7])
 def test_copies_that_were_set_stay_as_they_are(limit: int) -> None:
     copies = DeviceCopies(limit, stats=lambda: [("gpu", device(90))])

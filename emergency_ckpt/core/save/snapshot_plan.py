@@ -110,14 +110,19 @@ _WHOLE_POOL = 0.99
 
 
 class Free(NamedTuple):
-    """Bytes of one device that copies may take, and why no more."""
+    """Bytes of one device that nothing has used, and why copies may take no more than half."""
 
-    nbytes: int
+    unused_bytes: int
     reason: str
+
+    @property
+    def nbytes(self) -> int:
+        """Return the bytes that copies may take."""
+        return self.unused_bytes // 2
 
 
 def free_for_copies(platform: str, stats: Mapping[str, int]) -> Free:
-    """Return half of what is certain to stay free, by JAX's ``memory_stats`` of one device.
+    """Return what is certain to stay free, by JAX's ``memory_stats`` of one device.
 
     A training step that finds no memory has lost its donated state, so all that is doubtful counts
     as taken. Free is the limit less the peaks since the start, and no more than the largest free
@@ -138,5 +143,17 @@ def free_for_copies(platform: str, stats: Mapping[str, int]) -> Free:
     free_bytes = limit_bytes - taken_bytes
     largest_bytes = stats.get("largest_free_block_bytes", 0)
     if 0 < largest_bytes < free_bytes:
-        return Free(largest_bytes // 2, "half of the largest free block")
-    return Free(max(free_bytes, 0) // 2, "half of what has never been used")
+        return Free(largest_bytes, "half of the largest free block")
+    return Free(max(free_bytes, 0), "half of what has never been used")
+
+
+def limit_of_copies(limit: Free | None, free: Free) -> Free:
+    """Return what bounds the copies from now on: ``limit`` as before, or ``free`` at this look.
+
+    ``limit``: None at the first look, which comes before the first copies. From then on the peaks
+    include these copies, which take at most half of what was unused, so at least the limit is left
+    unused as long as training needs no more than before. A limit is never raised.
+    """
+    if limit is None or free.unused_bytes < limit.nbytes:
+        return free
+    return limit

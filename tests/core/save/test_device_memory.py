@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from emergency_ckpt.core.save.snapshot_plan import free_for_copies
+from emergency_ckpt.core.save.snapshot_plan import Free, free_for_copies, limit_of_copies
 
 GPU = {
     "bytes_limit": 1000,
@@ -60,3 +60,24 @@ def test_what_a_tpu_reserves_is_not_free() -> None:
         "largest_free_block_bytes": gib,
     }
     assert free_for_copies("tpu", stats).nbytes == gib // 2
+
+
+@pytest.mark.parametrize(
+    ("unused", "limit"),
+    [
+        # 40 were unused before any copy: copies of 15, or of all 20, are in the peak from then on.
+        (25, 20),
+        (20, 20),
+        # Training needs more than before.
+        (19, 9),
+        (10, 5),
+        (0, 0),
+        (80, 20),  # never raised
+    ],
+)
+def test_own_copies_in_the_peak_do_not_lower_the_limit(unused: int, limit: int) -> None:
+    first = limit_of_copies(None, Free(40, "at the first look"))
+    assert first.nbytes == 20
+    later = limit_of_copies(first, Free(unused, "later"))
+    assert later == (first if limit == 20 else Free(unused, "later"))
+    assert later.nbytes == limit
