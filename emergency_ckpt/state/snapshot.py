@@ -321,6 +321,17 @@ class SnapshotRecipe:
             for position in self._keys:
                 stored[position] = jax.random.key_data(flat[position])
         copied = self._copy_on_devices(stored) if plan.copies.leaves else {}
+        try:
+            return self._snapshot(plan, stored, copied)
+        except BaseException:  # such as a leaf without values, or a process that left
+            for position in copied:
+                self._give_back(position)
+            raise
+
+    def _snapshot(
+        self, plan: _Arrangement, stored: Sequence[Any], copied: Mapping[int, jax.Array]
+    ) -> Snapshot:
+        """Return the snapshot of ``stored``, which gives the budget of ``copied`` back later."""
         memories, ready_s = self._hold(stored)
         views: list[tuple[int, Memory]] = list(zip(plan.shared, memories, strict=True))
         for position in self._host_values:
@@ -344,11 +355,17 @@ class SnapshotRecipe:
                 waited_for=copy is None,
             )
             if copy is not None:
-                source.release = partial(self._copies.give_back, take.device.id, take.nbytes)
+                source.release = partial(self._give_back, position)
             sources.append(source)
         # If another snapshot uses the budget, nothing is copied and training waits for all.
         sources.sort(key=lambda source: not source.waited_for)
         return Snapshot(views, sources, self._bound_bytes, dma=self._link.dma, ready_s=ready_s)
+
+    def _give_back(self, position: int) -> None:
+        """Give the budget of the copy of a shard back."""
+        take = self._takes[position]
+        assert take.device is not None
+        self._copies.give_back(take.device.id, take.nbytes)
 
     def _hold(self, stored: Sequence[Any]) -> tuple[list[Memory], float]:
         """Return the memory of the shards that views replace, which outlives their arrays.

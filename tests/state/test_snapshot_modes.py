@@ -16,7 +16,7 @@ from fake_link import FakeMachine
 from jax.experimental.layout import Format, Layout
 from state_samples import DEVICE_DTYPES, Memory, mesh_of, random_bits, sharded
 
-from emergency_ckpt.errors import SaveFailed
+from emergency_ckpt.errors import InvalidState, SaveFailed
 from emergency_ckpt.state import dtype_named, staging
 from emergency_ckpt.state.link import Link, probe
 from emergency_ckpt.state.snapshot import DeviceCopies, SnapshotRecipe, copy_on_device
@@ -407,6 +407,23 @@ def test_another_failure_of_copies_is_not_lack_of_memory() -> None:
     with pytest.raises(jax.errors.JaxRuntimeError, match="INTERNAL"):
         Case(state, COPY_ALL, copies).take(state)
     assert is_all_free(copies)
+
+
+@pytest.mark.parametrize("settings", [COPY_SOME, MODES["cpu, copies"]], ids=["pinned", "cpu"])
+def test_save_of_a_donated_leaf_gives_the_budget_back(settings: Settings) -> None:
+    """The copies of the other leaves were made by then."""
+    state = new_state()
+    case = Case(state, settings)
+    for name in ("everywhere", "number"):
+        donated = jax.device_put(state[name], state[name].sharding, may_alias=False)
+        donated.delete()
+        with pytest.raises(InvalidState, match=f"{name}.*donated"):
+            case.take({**state, name: donated})
+        assert is_all_free(case.copies)
+    snapshot = case.take(state)
+    assert not is_all_free(case.copies)
+    snapshot.close()
+    assert is_all_free(case.copies)
 
 
 def test_budget_is_shared_and_given_back() -> None:
