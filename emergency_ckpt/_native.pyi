@@ -19,7 +19,8 @@ class Mapping:
     The file must already be that long (its blocks reserved by the caller). The descriptor is not
     kept: the caller may close it, and a lock on it is not prolonged. OSError where mmap fails,
     ValueError where the file is shorter than ``size_bytes``. The mapping lives until ``close`` or,
-    when views or running calls hold it, until the last of them is gone.
+    when views or running calls hold it, until the last of them is gone; the thread that ends it
+    releases the GIL meanwhile.
     """
 
     def __init__(self, fd: int, size_bytes: int, *, writable: bool) -> None: ...

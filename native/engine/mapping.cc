@@ -56,10 +56,10 @@ std::span<std::byte> MappedMemory::Write(ByteRange range) const {
   return {data_ + range.offset, range.nbytes};
 }
 
-Mapping::Mapping(int fd, size_t size_bytes, bool writable)
+Mapping::Mapping(int fd, size_t size_bytes, bool writable, DeleteMemory delete_memory)
     : size_bytes_(size_bytes),
       writable_(writable),
-      memory_(std::make_shared<const MappedMemory>(fd, size_bytes, writable)) {}
+      memory_(new const MappedMemory(fd, size_bytes, writable), delete_memory) {}
 
 std::shared_ptr<const MappedMemory> Mapping::Hold() const {
   const std::lock_guard lock(mutex_);

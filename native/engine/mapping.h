@@ -40,10 +40,15 @@ class MappedMemory {
   bool writable_;
 };
 
+// Deletes the memory for its last owner, in the thread that drops it.
+using DeleteMemory = void (*)(const MappedMemory*);
+
 // A handle that can be closed while the memory is still in use. All methods are thread-safe.
 class Mapping {
  public:
-  Mapping(int fd, size_t size_bytes, bool writable);
+  Mapping(
+      int fd, size_t size_bytes, bool writable,
+      DeleteMemory delete_memory = [](const MappedMemory* memory) { delete memory; });
 
   size_t size_bytes() const { return size_bytes_; }
   bool writable() const { return writable_; }

@@ -25,6 +25,13 @@ using Array = nb::ndarray<nb::numpy, const uint8_t, nb::ndim<1>, nb::c_contig>;
 // Below this size the work may be shorter than the wait for the GIL.
 constexpr size_t kKeepGilBytes = 16 * 1024;
 
+// To unmap a gibibyte takes tenths of a second. Each owner of the memory is dropped with the GIL
+// held, also in `close` and at the end of a call.
+void DeleteWithoutGil(const MappedMemory* memory) {
+  nb::gil_scoped_release released;
+  delete memory;
+}
+
 // The objects that an array over mapped memory keeps alive.
 struct ViewOwner {
   std::shared_ptr<const MappedMemory> memory;
@@ -180,12 +187,13 @@ NB_MODULE(_native, m) {
       .def(
           "__init__",
           [](Mapping* self, int fd, nb::handle size_bytes, bool writable) {
-            new (self) Mapping(fd, ParseUnsigned(size_bytes, SIZE_MAX, "size_bytes"), writable);
+            new (self) Mapping(fd, ParseUnsigned(size_bytes, SIZE_MAX, "size_bytes"), writable,
+                               DeleteWithoutGil);
           },
           nb::arg("fd"), nb::arg("size_bytes"), nb::kw_only(), nb::arg("writable"))
       .def_prop_ro("size_bytes", &Mapping::size_bytes)
       .def_prop_ro("writable", &Mapping::writable)
-      .def("close", &Mapping::Close, nb::call_guard<nb::gil_scoped_release>())
+      .def("close", &Mapping::Close)
       .def("view", &View, nb::arg("offset"), nb::arg("nbytes"), nb::arg("owner").none());
   m.def("copy_crc32c", &CopyCrc32c, nb::arg("mapping"), nb::arg("copies"), nb::arg("threads"));
   m.def("copy_and_count", &CopyAndCountAll, nb::arg("mapping"), nb::arg("copies"),

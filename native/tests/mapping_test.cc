@@ -50,6 +50,20 @@ TEST(a_file_that_is_shorter_is_refused) {
   CHECK_THROWS(std::invalid_argument, Mapping(file.fd(), SIZE_MAX, true));
 }
 
+TEST(last_owner_deletes_the_memory_as_told) {
+  static int deleted = 0;
+  const TemporaryFile file(4096);
+  Mapping mapping(file.fd(), 4096, true, [](const MappedMemory* memory) {
+    ++deleted;
+    delete memory;
+  });
+  auto held = mapping.Hold();
+  mapping.Close();
+  CHECK_EQ(0, deleted);
+  held.reset();
+  CHECK_EQ(1, deleted);
+}
+
 TEST(system_faults_carry_their_number) {
   CHECK_THROWS(std::system_error, Mapping(-1, 1, false));
   const TemporaryFile file(4096);

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
+import threading
 import weakref
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
-from native_parts import SIZE_BYTES, Ends, make_mapping
+from native_parts import AMPLE_S, SIZE_BYTES, Ends, make_mapping
 
 from emergency_ckpt import _native
 
@@ -77,6 +80,55 @@ def test_view_outlives_close_and_the_mapping_object() -> None:
     del mapping
     gc.collect()
     assert view.tobytes() == b"kept"
+
+
+def _without_views() -> list[object]:
+    mappings = [make_mapping() for _ in range(16)]
+    for mapping in mappings:
+        _native.prefault(mapping, 0, SIZE_BYTES, 1, written=True)
+    return list(mappings)
+
+
+def _views_of_closed() -> list[object]:
+    mappings = [make_mapping() for _ in range(16)]
+    views: list[object] = []
+    for mapping in mappings:
+        _native.prefault(mapping, 0, SIZE_BYTES, 1, written=True)
+        views.append(mapping.view(0, SIZE_BYTES, None))
+        mapping.close()
+    return views
+
+
+@pytest.fixture
+def kept_gil() -> Iterator[None]:
+    """A thread keeps the GIL until it gives the GIL away."""
+    before_s = sys.getswitchinterval()
+    sys.setswitchinterval(1000)
+    yield
+    sys.setswitchinterval(before_s)
+
+
+@pytest.mark.usefixtures("kept_gil")
+@pytest.mark.parametrize("make", [_without_views, _views_of_closed])
+def test_other_threads_run_while_memory_is_unmapped(make: Callable[[], list[object]]) -> None:
+    """A thread that the end of a mapping does not let run has no other chance to run."""
+
+    def run() -> None:
+        gate.acquire()
+        ran.append(True)
+
+    for _ in range(20):  # the system need not run the thread at once
+        owners, gate, ran = make(), threading.Lock(), list[bool]()
+        gate.acquire()
+        thread = threading.Thread(target=run)
+        thread.start()
+        gate.release()
+        owners.clear()
+        has_run = bool(ran)
+        thread.join(AMPLE_S)
+        if has_run:
+            return
+    pytest.fail("no other thread ran")
 
 
 def test_empty_views_and_empty_mappings() -> None:
