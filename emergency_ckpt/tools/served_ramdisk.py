@@ -9,7 +9,7 @@ from __future__ import annotations
 import mmap
 import os
 import threading
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -140,12 +140,14 @@ class ReadOnlyRamdisk:
         self.publish_host_state(save, owner, count, data)
 
     def let_go(self) -> None:
-        """Release the directories that were removed, whose memory is held until then.
+        """Release the directories and slots that were removed, whose memory is held until then.
 
         Reads in progress keep theirs.
         """
         with self._lock:
             self._drop_removed()
+            # A trainer that saves costs nothing here where none of its slots is mapped.
+            self._follow([path for path, place in self._directories.items() if place.maps_slots])
 
     def close(self) -> None:
         """Release the directories. Idempotent; reads in progress keep their memory."""
@@ -171,9 +173,12 @@ class ReadOnlyRamdisk:
         for path in present:
             if path not in self._directories:
                 self._open(path)
-        for path, place in list(self._directories.items()):
+        self._follow(list(self._directories))
+
+    def _follow(self, paths: Iterable[Path]) -> None:
+        for path in paths:
             try:
-                place.refresh()
+                self._directories[path].refresh()
             except OSError as error:
                 self._directories.pop(path).close()
                 self._note_damage(path, error)
@@ -216,6 +221,10 @@ class _Directory:
         except OSError:
             return False
         return os.path.samestat(there, os.fstat(self._claim.dir_fd))
+
+    @property
+    def maps_slots(self) -> bool:
+        return bool(self._mappings)
 
     def refresh(self) -> None:
         if version_of(self._files) != self.folder.version:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import mmap
 import os
 import signal
 import subprocess
@@ -212,6 +213,21 @@ def test_server_gives_back_the_memory_of_a_run_that_was_freed(
             assert time.monotonic() < deadline_s, held
             time.sleep(0.05)
         assert server.poll() is None
+
+
+def test_reader_lets_go_of_slots_that_a_trainer_deleted(ramdisk: Path) -> None:
+    tier = open_tier(ramdisk)
+    digest = save_shards(tier, later(1), random_shards(2_000_000, 3))
+    reader = ReadOnlyRamdisk(ramdisk, RUN_ID)
+    with reader.mapping_for(digest):
+        pass
+    tier.remove(1)
+    tier.reserve(mmap.PAGESIZE)  # in place of the larger one
+    assert any(str(ramdisk) in name for name in deleted_files(os.getpid()))
+    reader.let_go()
+    assert not [name for name in deleted_files(os.getpid()) if str(ramdisk) in name]
+    reader.close()
+    tier.close()
 
 
 def deleted_files(pid: int) -> list[str]:

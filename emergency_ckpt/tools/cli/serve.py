@@ -23,7 +23,7 @@ from emergency_ckpt.transfer.client import TransferClient
 from emergency_ckpt.transfer.server import TransferServer
 
 LET_GO_S = 2.0
-"""Time between two looks whether directories were removed."""
+"""Time between two looks whether directories or slots were removed."""
 _LONGEST_INTERVAL_S = 60.0
 
 
@@ -143,7 +143,8 @@ def _serve(args: argparse.Namespace, stopping: SignalFlag, hurrying: SignalFlag)
 def _stopped(stopping: SignalFlag, holdings: ReadOnlyRamdisk, within_s: float = math.inf) -> bool:
     """Wait for ``within_s`` seconds; return True when told to stop.
 
-    Meanwhile the memory of directories that ``eckpt doctor --clean`` removed is given back.
+    Meanwhile the memory is given back of directories that ``eckpt doctor --clean`` removed, and of
+    slots that a trainer deleted.
     """
     end_s = time.monotonic() + within_s
     while (left_s := end_s - time.monotonic()) > 0:
