@@ -40,6 +40,7 @@ def parse_address(text: str) -> tuple[str, int]:
         not (colon and host and well_formed and 1 <= port <= 65535)
         or len(text) > MAX_ADDRESS_CHARS
         or any(c.isspace() or c in "[]/@" or not c.isprintable() for c in host)
+        or not _is_encodable(host)
     ):
         raise TransferError(
             "parse address",
@@ -49,6 +50,14 @@ def parse_address(text: str) -> tuple[str, int]:
             actual=repr(text[:MAX_ADDRESS_CHARS]),
         )
     return host, port
+
+
+def _is_encodable(host: str) -> bool:
+    try:
+        host.encode("idna")  # as the socket module does, whose UnicodeError is no OSError
+    except UnicodeError:
+        return False
+    return True
 
 
 def format_address(host: str, port: int) -> str:

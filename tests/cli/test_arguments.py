@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from looks import USAGE_EXIT_CODE, eckpt_here
 
+from emergency_ckpt.tools.cli.main import parse
+
 
 @pytest.mark.parametrize("port", ["-1", "65536", "99999", "80.5", "http"])
 def test_port_that_is_none(port: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -31,6 +33,33 @@ def test_number_that_is_none(
         eckpt_here(command, f"{name}={value}")
     assert ended.value.code == USAGE_EXIT_CODE
     assert f"argument {name}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [
+        ("serve", "--peers"),
+        ("serve", "--trainers"),
+        ("drain", "--peers"),
+        ("ls", "--peers"),
+        ("doctor", "--peers"),
+    ],
+)
+@pytest.mark.parametrize("address", ["train", "train:", "a..b:80", "none@train:80"])
+def test_address_that_is_none(
+    command: str, name: str, address: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        eckpt_here(command, name, f"127.0.0.1:7411,{address}")
+    assert ended.value.code == USAGE_EXIT_CODE
+    assert f"argument {name}: '{address}' is not HOST:PORT" in capsys.readouterr().err
+
+
+def test_addresses_may_have_an_identity() -> None:
+    addresses = ("[::1]:7411", f"{'0f' * 16}@train:7411")
+    args = parse(["drain", "--peers", ",".join(addresses)])
+    assert args is not None
+    assert args.peers == addresses
 
 
 def test_job_that_is_refused_leaves_no_directory_for_logs(

@@ -215,7 +215,7 @@ def test_doctor_absent_and_silent_peers_are_failures(
     with socket.create_server(("127.0.0.1", 0)) as silent, socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         addresses = [f"127.0.0.1:{s.getsockname()[1]}" for s in (silent, unused)]
-        for address in [*addresses, "no address"]:
+        for address in [*addresses, "none.invalid:7411"]:
             words = ("--peers", address, "--run-id", "run", "--secret-file", secret_file)
             code, checks = doctor(capsys, *words, "--timeout", 0.5)
             assert code == 1

@@ -56,6 +56,9 @@ def test_addresses_round_trip(text: str, host: str, port: int) -> None:
         "[[::1]]:80",
         "http://host:80",
         "x" * 400 + ":80",
+        "a..b:80",
+        ".a:80",
+        "x" * 64 + ".a:80",
     ],
 )
 def test_what_is_no_address_is_an_error(text: str) -> None:

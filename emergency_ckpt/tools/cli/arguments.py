@@ -10,8 +10,9 @@ from pathlib import Path
 import msgspec
 
 from emergency_ckpt import run_secret
+from emergency_ckpt.core.address import parse_address, split_holder
 from emergency_ckpt.core.limits import MAX_STEP
-from emergency_ckpt.errors import ConfigError
+from emergency_ckpt.errors import ConfigError, TransferError
 from emergency_ckpt.tools.survey.places import Places
 
 _LONGEST_S = 1e7
@@ -160,5 +161,12 @@ def print_json(document: object) -> None:
 
 
 def addresses(text: str) -> tuple[str, ...]:
-    """Return the addresses of ``HOST:PORT,...``."""
-    return tuple(address for address in text.split(",") if address)
+    """Return the addresses of ``HOST:PORT,...``, each with or without an identity before it."""
+    found = tuple(address for address in text.split(",") if address)
+    for address in found:
+        try:
+            parse_address(split_holder(address)[1])
+        except TransferError as error:
+            problem = f"{address!r} is not HOST:PORT or [IPv6 address]:PORT"
+            raise argparse.ArgumentTypeError(problem) from error
+    return found
