@@ -270,7 +270,7 @@ def own_address(bind_host: str | None = None) -> str:
     if bind_host is not None:
         try:
             addresses = socket.getaddrinfo(bind_host or None, 0, type=socket.SOCK_STREAM)
-        except OSError as error:
+        except (OSError, UnicodeError) as error:
             problem = f"transfer address {bind_host!r}: {error}"
             raise ConfigError([problem], target="transfer server") from error
         return str(addresses[0][4][0])

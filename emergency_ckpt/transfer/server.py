@@ -398,7 +398,7 @@ def _bind(host: str, port: int) -> tuple[socket.socket, str]:
         except OSError:
             listener.close()
             raise
-    except OSError as error:
+    except (OSError, UnicodeError) as error:
         raise ConfigError(
             [f"transfer address {host!r} port {port}: {error}"], target="transfer server"
         ) from error

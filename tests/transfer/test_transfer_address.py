@@ -8,6 +8,7 @@ import pytest
 from memory_holdings import MemoryHoldings
 from transfer_support import RUN_ID, SECRET
 
+from emergency_ckpt.cluster.coordination import own_address
 from emergency_ckpt.core.address import (
     format_address,
     outside_hosts,
@@ -72,7 +73,13 @@ def test_all_interfaces_are_refused(host: str) -> None:
         TransferServer(MemoryHoldings(), run_id=RUN_ID, secret=SECRET, bind_host=host)
 
 
-@pytest.mark.parametrize("host", ["no.such.host.invalid", "192.0.2.1"])
+@pytest.mark.parametrize("host", ["no.such.host.invalid", "a..b"])
+def test_own_address_that_is_no_name(host: str) -> None:
+    with pytest.raises(ConfigError, match=host):
+        own_address(host)
+
+
+@pytest.mark.parametrize("host", ["no.such.host.invalid", "192.0.2.1", "a..b"])
 def test_address_that_is_not_here_cannot_be_bound(host: str) -> None:
     with pytest.raises(ConfigError, match=host):
         TransferServer(MemoryHoldings(), run_id=RUN_ID, secret=SECRET, bind_host=host)
