@@ -27,6 +27,9 @@ MAX_IDLE = 256
 """Bounded, because the leader of a restore asks every peer of a large job once."""
 
 _NO_PROOF = "check run id, secret and address on both sides"
+_NOBODY = (socket.EAI_NONAME, socket.EAI_NODATA)
+"""A headless service without pods, or none any more, has no address."""
+
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.01, 0.25
 
 
@@ -238,19 +241,26 @@ def each_address(address: str) -> list[str]:
     """
     if split_holder(address)[0]:
         return [address]
-    addresses = numeric_addresses(address)
+    try:
+        addresses = numeric_addresses(address)
+    except NotConnected:
+        return [address]
     # A name with one address stays a name: the error of a call then says the name.
     return addresses if len(addresses) > 1 else [address]
 
 
 def numeric_addresses(address: str) -> list[str]:
-    """Return the addresses of a name as numbers, sorted; none where it does not resolve.
+    """Return the addresses of a name as numbers, sorted; none where the name stands for nobody.
 
-    Blocks for the resolver. TransferError when it is no address.
+    Blocks for the resolver. NotConnected when the resolver fails, so that nobody knows what the
+    name stands for; another TransferError when ``address`` is no address.
     """
     host, port = parse_address(split_holder(address)[1])
     try:
         entries = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    except OSError:
-        return []
+    except OSError as error:
+        if error.errno in _NOBODY:
+            return []
+        problem = f"cannot be resolved now: {error.strerror}"
+        raise NotConnected("look up", address, problem) from error
     return sorted({format_address(str(place[0]), port) for _, _, _, _, place in entries})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import signal
 import socket
 import subprocess
@@ -10,16 +11,22 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from launch_support import free_port
 from looks import USAGE_EXIT_CODE, eckpt_here
 from programs import Program, serving
 from quarters import save_quarters
 from tiers_support import RUN_ID, open_tier
+from transfer_support import fail_to_resolve
 
+from emergency_ckpt.background import SignalFlag
 from emergency_ckpt.run_secret import generate_secret
+from emergency_ckpt.tools.cli.main import parse
+from emergency_ckpt.tools.offline.draining.last import LastDrain
 from emergency_ckpt.tools.served_ramdisk import ReadOnlyRamdisk
-from emergency_ckpt.transfer import TransferServer
+from emergency_ckpt.transfer import TransferClient, TransferServer
 
 LONG_S = 240.0
+AFTER_S = 10.0
 HOSTS = 3
 Servers = list[Program]
 Start = Callable[..., Servers]
@@ -65,8 +72,8 @@ def ends(servers: Servers) -> list[str]:
     return outputs
 
 
-def marker(tmp_path: Path) -> Path:
-    return tmp_path / "dir" / "host_state" / "5" / "marker.json"
+def marker(tmp_path: Path, step: int = 5) -> Path:
+    return tmp_path / "dir" / "host_state" / f"{step}" / "marker.json"
 
 
 def test_servers_that_stop_leave_the_step_in_storage(start: Start, tmp_path: Path) -> None:
@@ -107,6 +114,66 @@ def test_servers_without_a_job_for_long_drain_once(
     for server in servers:
         server.send_signal(signal.SIGTERM)
     assert ends(servers) == ["", "", ""]
+
+
+@pytest.fixture
+def client(secret: bytes) -> Iterator[TransferClient]:
+    with TransferClient(run_id=RUN_ID, secret=secret) as client:
+        yield client
+
+
+def serve_options(root: Path, ramdisk: Path, trainers: str) -> argparse.Namespace:
+    words = ["serve", "--local-dir", ramdisk, "--run-id", RUN_ID, "--secret-file", root / "secret"]
+    words += ["--drain-to", root / "dir", "--drain-after", AFTER_S, "--trainers", trainers]
+    args = parse([*map(str, words)])
+    assert args is not None
+    return args
+
+
+def test_server_beside_no_trainer_drains_each_end_of_a_job(
+    tmp_path: Path, ramdisk: Path, secret: bytes, client: TransferClient
+) -> None:
+    port = free_port()
+    (ramdisk / "trainer").mkdir(mode=0o700)
+    save_quarters(ramdisk / "0", {0: [0, 1, 2, 3]}, step=5)
+    args = serve_options(tmp_path, ramdisk / "0", f"127.0.0.1:{port}")
+    last = LastDrain(args, "127.0.0.1:1", client)
+    last.poll(0, AFTER_S)
+    last.poll(AFTER_S, AFTER_S)
+    assert marker(tmp_path).exists()
+    holdings = ReadOnlyRamdisk(ramdisk / "trainer", RUN_ID)
+    with TransferServer(holdings, run_id=RUN_ID, secret=secret, port=port):
+        last.poll(2 * AFTER_S, AFTER_S)
+    holdings.close()
+    save_quarters(ramdisk / "0", {0: [0, 1, 2, 3]}, step=6)
+    last.poll(3 * AFTER_S, AFTER_S)
+    assert marker(tmp_path, 6).exists()
+
+
+def test_poll_drains_nothing_while_names_are_unknown(
+    tmp_path: Path, ramdisk: Path, client: TransferClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_quarters(ramdisk, {0: [0, 1, 2, 3]})
+    args = serve_options(tmp_path, ramdisk, "train:7411")
+    last = LastDrain(args, "127.0.0.1:1", client)
+    last.poll(0, AFTER_S)
+    with monkeypatch.context() as patch:
+        fail_to_resolve(patch, socket.EAI_AGAIN)
+        last.poll(AFTER_S, AFTER_S)
+    assert not (tmp_path / "dir").exists()
+    fail_to_resolve(monkeypatch, socket.EAI_NONAME)
+    last.poll(2 * AFTER_S, AFTER_S)
+    assert marker(tmp_path).exists()
+
+
+def test_end_of_a_host_drains_where_names_stay_unknown(
+    tmp_path: Path, ramdisk: Path, client: TransferClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_quarters(ramdisk, {0: [0, 1, 2, 3]})
+    args = serve_options(tmp_path, ramdisk, "train:7411")
+    fail_to_resolve(monkeypatch, socket.EAI_AGAIN)
+    LastDrain(args, "127.0.0.1:1", client).at_end(0.1, SignalFlag())
+    assert marker(tmp_path).exists()
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
+import pytest
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
@@ -70,6 +71,15 @@ def quick_client(io_timeout_s: float = 60, streams: int = 1) -> TransferClient:
 def connect(address: str) -> socket.socket:
     host, _, port = address.rpartition("@")[2].rpartition(":")
     return socket.create_connection((host, int(port)), timeout=30)
+
+
+def fail_to_resolve(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    """Let no name be resolved, for the reason ``number`` of ``socket.EAI_*``."""
+
+    def fail(*_: object, **__: object) -> None:
+        raise socket.gaierror(number, "as a test says")
+
+    monkeypatch.setattr(socket, "getaddrinfo", fail)
 
 
 class HandSeals:

@@ -6,7 +6,7 @@ import socket
 
 import pytest
 from memory_holdings import MemoryHoldings
-from transfer_support import RUN_ID, SECRET
+from transfer_support import RUN_ID, SECRET, fail_to_resolve
 
 from emergency_ckpt.cluster.coordination import own_address
 from emergency_ckpt.core.address import (
@@ -18,6 +18,7 @@ from emergency_ckpt.core.address import (
 )
 from emergency_ckpt.errors import ConfigError, TransferError
 from emergency_ckpt.transfer import TransferClient, TransferServer
+from emergency_ckpt.transfer.pool import NotConnected, each_address, numeric_addresses
 
 
 @pytest.mark.parametrize(
@@ -107,6 +108,22 @@ def _has_ipv6() -> bool:
             return True
     except OSError:
         return False
+
+
+@pytest.mark.parametrize("number", [socket.EAI_NONAME, socket.EAI_NODATA])
+def test_name_of_nobody_has_no_addresses(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    fail_to_resolve(monkeypatch, number)
+    assert numeric_addresses("train:7411") == []
+
+
+@pytest.mark.parametrize("number", [socket.EAI_AGAIN, socket.EAI_FAIL])
+def test_name_that_cannot_be_asked_for_is_an_error(
+    number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fail_to_resolve(monkeypatch, number)
+    with pytest.raises(NotConnected, match="train:7411"):
+        numeric_addresses("train:7411")
+    assert each_address("train:7411") == ["train:7411"]
 
 
 def test_holder_is_split_from_its_address() -> None:

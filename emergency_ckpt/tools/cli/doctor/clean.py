@@ -7,7 +7,7 @@ import secrets
 import socket
 import time
 
-from emergency_ckpt.core.address import format_address, parse_address, split_holder
+from emergency_ckpt.core.address import parse_address
 from emergency_ckpt.core.step_log import Entry, Table
 from emergency_ckpt.core.wording import size_text
 from emergency_ckpt.errors import ConfigError, LocalTierError
@@ -22,6 +22,7 @@ from emergency_ckpt.storage.tier import PersistentTier
 from emergency_ckpt.tools.cli import tables
 from emergency_ckpt.tools.cli.output import print_line
 from emergency_ckpt.tools.survey.places import Places
+from emergency_ckpt.transfer.pool import NotConnected, numeric_addresses
 
 
 def run(args: argparse.Namespace) -> int:
@@ -139,17 +140,13 @@ def _sign_of_life(peer: str, timeout_s: float) -> str:
 
     Only a host whose process has ended refuses a connection; a silent one may live.
     """
-    host, port = parse_address(split_holder(peer)[1])
     try:
-        places = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    except socket.gaierror as error:
-        # A headless service without pods, or none any more, has no address.
-        gone = error.errno in (socket.EAI_NONAME, socket.EAI_NODATA)
-        return "" if gone else f"{host} cannot be resolved now: {error.strerror}"
-    for *_, place in places:
-        address = format_address(str(place[0]), port)
+        addresses = numeric_addresses(peer)
+    except NotConnected as error:
+        return f"{peer} {error.problem}"
+    for address in addresses:
         try:
-            socket.create_connection((str(place[0]), port), timeout_s).close()
+            socket.create_connection(parse_address(address), timeout_s).close()
         except ConnectionRefusedError:
             continue
         except OSError as error:

@@ -25,7 +25,7 @@ from emergency_ckpt.core.wording import printable
 from emergency_ckpt.errors import CheckpointError
 from emergency_ckpt.ram.locks import current_holder, process_directories
 from emergency_ckpt.transfer.client import TransferClient
-from emergency_ckpt.transfer.pool import numeric_addresses
+from emergency_ckpt.transfer.pool import NotConnected, numeric_addresses
 
 Turn = Literal["drain", "wait", "leave"]
 
@@ -76,34 +76,43 @@ class LastDrain:
     def poll(self, now_s: float, after_s: float) -> None:
         """Drain when no process was there for ``after_s`` seconds; once for each end of the job.
 
-        Blocks while peers are asked, and while RAM is drained. LocalTierError, OSError when the
-        ramdisk cannot be read.
+        After a drain the trainers are still asked each ``after_s`` seconds, since this host may
+        have none of them: one that answers begins what ends with the next drain. Blocks while peers
+        are asked, and while RAM is drained. LocalTierError, OSError when the ramdisk cannot be
+        read.
         """
         if self._runs_here():
             self._idle_since_s, self._is_drained = None, False
             return
         if self._idle_since_s is None:
             self._idle_since_s = now_s
-        if self._is_drained or now_s - self._idle_since_s < after_s:
+        if now_s - self._idle_since_s < after_s:
             return
         self._idle_since_s = now_s  # whatever the outcome, the next look is that much later
-        peers = self._peers()
-        if not self._answering(self._trainers()) and not self._is_below(peers):
+        runs, peers = self._runs_elsewhere(), self._peers()
+        if runs:
+            self._is_drained = False
+        elif runs is None or peers is None:
+            _say("a name of the job cannot be resolved now: the next look is later")
+        elif not self._is_drained and not self._is_below(peers):
             self._is_drained = self._drain(peers)
 
     def at_end(self, trainers_end_s: float, stopped: SignalFlag) -> None:
         """Drain, or serve the servers that drain, until all is done or ``stopped`` is set. Blocks.
 
         When processes of the job still answer elsewhere after ``trainers_end_s`` seconds, the job
-        goes on without this host, and there is nothing to drain.
+        goes on without this host, and there is nothing to drain. Where their names cannot be
+        resolved for so long, RAM is drained: that harms no job.
         """
         left_s = trainers_end_s
-        while self._answering(self._trainers()):
+        while (runs := self._runs_elsewhere()) is not False:
             if left_s <= 0 or stopped.wait(_ASK_EVERY_S):
-                _say("the job runs on other hosts: nothing is drained")
-                return
+                break
             left_s -= _ASK_EVERY_S
-        peers = self._peers()
+        if runs:
+            _say("the job runs on other hosts: nothing is drained")
+            return
+        peers = self._peers() or []
         candidates = candidates_of(self._own, self._answering(peers))
         others = [address for address in candidates if address != self._own]
         while (turn := turn_at_the_end(self._own, candidates, self._answering(others))) == "wait":
@@ -119,13 +128,15 @@ class LastDrain:
                     return True
         return False
 
-    def _peers(self) -> list[str]:
-        """Return the other servers, sorted."""
-        addresses = {address for name in self._args.peers for address in numeric_addresses(name)}
-        return sorted(addresses - {self._own})
+    def _runs_elsewhere(self) -> bool | None:
+        """Return whether a process of the job answers, None where nobody knows its address."""
+        trainers = _addresses(self._args.trainers)
+        return None if trainers is None else bool(self._answering(trainers))
 
-    def _trainers(self) -> list[str]:
-        return [address for name in self._args.trainers for address in numeric_addresses(name)]
+    def _peers(self) -> list[str] | None:
+        """Return the other servers, sorted; None where nobody knows their addresses."""
+        addresses = _addresses(self._args.peers)
+        return None if addresses is None else sorted(addresses - {self._own})
 
     def _is_below(self, peers: Sequence[str]) -> bool:
         """Return whether a server before this one answers, which then is the one to drain."""
@@ -161,6 +172,13 @@ class LastDrain:
             command += ["--peers", ",".join(peers)]
         _say(f"the job is over: drain to {args.drain_to}")
         return subprocess.run(command, check=False).returncode == 0
+
+
+def _addresses(names: Iterable[str]) -> set[str] | None:
+    try:
+        return {address for name in names for address in numeric_addresses(name)}
+    except NotConnected:  # the resolver fails
+        return None
 
 
 def _say(text: str) -> None:
