@@ -116,6 +116,26 @@ def test_servers_without_a_job_for_long_drain_once(
     assert ends(servers) == ["", "", ""]
 
 
+@pytest.mark.parametrize("when", ["--drain-at-stop", "--drain-after"])
+def test_second_signal_ends_a_drain(
+    tmp_path: Path, ramdisk: Path, secret: bytes, when: str
+) -> None:
+    del secret  # its file is read by the server
+    save_quarters(ramdisk, {0: [0, 1, 2, 3]})
+    with socket.create_server(("127.0.0.9", 0)) as silent:  # the drain waits for its answer
+        words = ["--secret-file", tmp_path / "secret", "--drain-to", tmp_path / "dir", when, 0.1]
+        words += ["--trainers", "127.0.0.1:9", "--peers", f"127.0.0.9:{silent.getsockname()[1]}"]
+        with serving(ramdisk, RUN_ID, *words, stderr=subprocess.STDOUT) as (server, _):
+            if when == "--drain-at-stop":
+                server.send_signal(signal.SIGTERM)
+            assert server.line().startswith("eckpt serve: the job is over: drain to")
+            if when == "--drain-after":
+                server.send_signal(signal.SIGTERM)
+            server.send_signal(signal.SIGINT)  # another than the first: two of one kind may be one
+            assert ends([server]) == ["eckpt serve: a second signal has ended the drain\n"]
+    assert not marker(tmp_path).exists()
+
+
 @pytest.fixture
 def client(secret: bytes) -> Iterator[TransferClient]:
     with TransferClient(run_id=RUN_ID, secret=secret) as client:
@@ -137,7 +157,7 @@ def test_server_beside_no_trainer_drains_each_end_of_a_job(
     (ramdisk / "trainer").mkdir(mode=0o700)
     save_quarters(ramdisk / "0", {0: [0, 1, 2, 3]}, step=5)
     args = serve_options(tmp_path, ramdisk / "0", f"127.0.0.1:{port}")
-    last = LastDrain(args, "127.0.0.1:1", client)
+    last = LastDrain(args, "127.0.0.1:1", client, SignalFlag())
     last.poll(0, AFTER_S)
     last.poll(AFTER_S, AFTER_S)
     assert marker(tmp_path).exists()
@@ -155,7 +175,7 @@ def test_poll_drains_nothing_while_names_are_unknown(
 ) -> None:
     save_quarters(ramdisk, {0: [0, 1, 2, 3]})
     args = serve_options(tmp_path, ramdisk, "train:7411")
-    last = LastDrain(args, "127.0.0.1:1", client)
+    last = LastDrain(args, "127.0.0.1:1", client, SignalFlag())
     last.poll(0, AFTER_S)
     with monkeypatch.context() as patch:
         fail_to_resolve(patch, socket.EAI_AGAIN)
@@ -172,7 +192,7 @@ def test_end_of_a_host_drains_where_names_stay_unknown(
     save_quarters(ramdisk, {0: [0, 1, 2, 3]})
     args = serve_options(tmp_path, ramdisk, "train:7411")
     fail_to_resolve(monkeypatch, socket.EAI_AGAIN)
-    LastDrain(args, "127.0.0.1:1", client).at_end(0.1, SignalFlag())
+    LastDrain(args, "127.0.0.1:1", client, SignalFlag()).at_end(0.1)
     assert marker(tmp_path).exists()
 
 

@@ -95,7 +95,7 @@ def _add_drain(group: argparse._ArgumentGroup) -> None:  # pyright: ignore[repor
 def run(args: argparse.Namespace) -> int:
     """Serve until SIGINT or SIGTERM. Blocks; return 0 after a clean stop. Main thread only.
 
-    Another signal ends a drain that the first one has begun.
+    The first signal lets a drain go on, or begins one; the second one ends the drain.
     """
     if bool(args.drain_to) != (args.drain_after is not None or args.drain_at_stop is not None):
         problem = "--drain-to and --drain-after or --drain-at-stop need each other"
@@ -163,7 +163,7 @@ def _serve_and_drain(
     hurrying: SignalFlag,
 ) -> None:
     with TransferClient(run_id=args.run_id, secret=secret) as client:
-        last = LastDrain(args, own, client)
+        last = LastDrain(args, own, client, hurrying)
         if args.drain_after is None:
             _stopped(stopping, holdings)
         else:
@@ -171,4 +171,4 @@ def _serve_and_drain(
             while not _stopped(stopping, holdings, interval_s):
                 last.poll(time.monotonic(), args.drain_after)
         if args.drain_at_stop is not None:
-            last.at_end(args.drain_at_stop, hurrying)
+            last.at_end(args.drain_at_stop)

@@ -31,6 +31,7 @@ Turn = Literal["drain", "wait", "leave"]
 
 _ANSWER_S = 5.0
 _ASK_EVERY_S = 2.0
+_LOOK_EVERY_S = 0.5
 _THREADS = 32
 
 CANDIDATES = 2
@@ -64,12 +65,16 @@ class LastDrain:
     Args:
       args: the options of ``eckpt serve``.
       own: the address at which this host's server answers its peers.
+      hurrying: ends a drain, and the wait for one, when it is set.
     """
 
-    def __init__(self, args: argparse.Namespace, own: str, client: TransferClient) -> None:
+    def __init__(
+        self, args: argparse.Namespace, own: str, client: TransferClient, hurrying: SignalFlag
+    ) -> None:
         self._args = args
         self._own = own
         self._client = client
+        self._hurrying = hurrying
         self._idle_since_s: float | None = None
         self._is_drained = False
 
@@ -97,8 +102,8 @@ class LastDrain:
         elif not self._is_drained and not self._is_below(peers):
             self._is_drained = self._drain(peers)
 
-    def at_end(self, trainers_end_s: float, stopped: SignalFlag) -> None:
-        """Drain, or serve the servers that drain, until all is done or ``stopped`` is set. Blocks.
+    def at_end(self, trainers_end_s: float) -> None:
+        """Drain, or serve the servers that drain, until all is done or there is no time. Blocks.
 
         When processes of the job still answer elsewhere after ``trainers_end_s`` seconds, the job
         goes on without this host, and there is nothing to drain. Where their names cannot be
@@ -106,7 +111,7 @@ class LastDrain:
         """
         left_s = trainers_end_s
         while (runs := self._runs_elsewhere()) is not False:
-            if left_s <= 0 or stopped.wait(_ASK_EVERY_S):
+            if left_s <= 0 or self._hurrying.wait(_ASK_EVERY_S):
                 break
             left_s -= _ASK_EVERY_S
         if runs:
@@ -116,7 +121,7 @@ class LastDrain:
         candidates = candidates_of(self._own, self._answering(peers))
         others = [address for address in candidates if address != self._own]
         while (turn := turn_at_the_end(self._own, candidates, self._answering(others))) == "wait":
-            if stopped.wait(_ASK_EVERY_S):
+            if self._hurrying.wait(_ASK_EVERY_S):
                 return
         if turn == "drain":
             self._drain(peers)
@@ -158,8 +163,10 @@ class LastDrain:
     def _drain(self, peers: Sequence[str]) -> bool:
         """Drain, in a process of its own, which needs JAX and Orbax; return whether all is saved.
 
-        The secret is in the environment, or in a file.
+        The secret is in the environment, or in a file. A killed drain leaves no half-written step.
         """
+        if self._hurrying.is_set():
+            return False
         args = self._args
         command = [
             *(sys.executable, "-m", "emergency_ckpt.tools.cli.main", "drain"),
@@ -171,7 +178,13 @@ class LastDrain:
         if peers:
             command += ["--peers", ",".join(peers)]
         _say(f"the job is over: drain to {args.drain_to}")
-        return subprocess.run(command, check=False).returncode == 0
+        with subprocess.Popen(command) as process:
+            while process.poll() is None:
+                if self._hurrying.wait(_LOOK_EVERY_S):
+                    process.kill()
+                    _say("a second signal has ended the drain")
+                    return False
+        return process.returncode == 0
 
 
 def _addresses(names: Iterable[str]) -> set[str] | None:
