@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from faults import storage_fails
 from persistent_steps import INSPECTED_AT_ONCE, complete_steps, fill
-from world import STORAGE, World, logged, restored, save_all
+from world import STORAGE, World, finish, logged, restored, save, save_all
 
-from emergency_ckpt.errors import ForeignStep, Unrecoverable
+from emergency_ckpt.errors import ForeignStep, SaveFailed, Unrecoverable
 from emergency_ckpt.storage import PersistentTier
 
 REAL = 6
@@ -200,6 +201,72 @@ def test_retention_beside_junk_neither_counts_nor_removes_it(saved: World) -> No
     assert complete_steps(str(saved.persistent)) == [7, 8]
     assert all((saved.persistent / str(number)).is_dir() for number in range(100, 120))
     assert beyond.is_dir()
+
+
+def _samples(directory: Path, number: int) -> Path:
+    """What a loop keeps beside its steps, by their numbers."""
+    path = directory / str(number) / "eval" / "samples.txt"
+    path.parent.mkdir(parents=True)
+    path.write_text("samples")
+    return path
+
+
+def _file(directory: Path, number: int) -> Path:
+    path = directory / str(number)
+    path.write_text("samples")
+    return path
+
+
+@pytest.mark.parametrize("write", [_samples, _file])
+def test_save_in_the_place_of_others_files_keeps_them(
+    saved: World, write: Callable[[Path, int], Path]
+) -> None:
+    path = write(saved.persistent, 7)
+    with saved.open_both(**STORAGE) as ckpt:
+        ckpt.restore(state=saved.state(0))
+        assert save(ckpt, saved, 7)
+        with pytest.raises(SaveFailed, match=r"this package did not write.*move"):
+            finish(ckpt)
+        assert path.read_text() == "samples"
+        (saved.persistent / "7").rename(saved.persistent / "samples")
+        assert save(ckpt, saved, 7, force=True)
+        save_all(ckpt, saved, 8)
+    assert complete_steps(str(saved.persistent)) == [4, REAL, 7, 8]
+
+
+@pytest.mark.parametrize("write", [_samples, _file])
+def test_clean_up_after_a_failed_save_keeps_others_files(
+    saved: World, monkeypatch: pytest.MonkeyPatch, write: Callable[[Path, int], Path]
+) -> None:
+    """They came while that save was under way; the next save, of this life or the next, clears."""
+    for step in (7, 9):
+        with saved.open_both(**STORAGE) as ckpt:
+            ckpt.restore(state=saved.state(0))
+            with monkeypatch.context() as patch:
+                storage_fails(patch, "write_tensors")
+                assert save(ckpt, saved, step)
+                with pytest.raises(SaveFailed):
+                    finish(ckpt)
+            path = write(saved.persistent, step)
+            if step == 7:
+                save_all(ckpt, saved, 8)
+        saved.lose_ram()
+    with saved.open_both(**STORAGE) as ckpt:
+        ckpt.restore(state=saved.state(0))
+        save_all(ckpt, saved, 10)
+    assert path.read_text() == "samples"
+    assert sorted(each.name for each in saved.persistent.glob("[0-9]*")) == sorted(
+        ["4", "6", "7", "8", "9", "10"]
+    )
+    assert not (saved.persistent / "host_state" / "9").exists()
+
+
+def test_save_in_the_place_of_an_empty_folder_takes_it(saved: World) -> None:
+    _empty(saved.persistent, 7)
+    with saved.open_both(**STORAGE) as ckpt:
+        ckpt.restore(state=saved.state(0))
+        save_all(ckpt, saved, 7)
+    assert complete_steps(str(saved.persistent)) == [4, REAL, 7]
 
 
 def test_junk_under_a_plain_name_hides_no_prefixed_step(tmp_path: Path) -> None:

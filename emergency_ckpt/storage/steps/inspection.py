@@ -224,6 +224,21 @@ class StepInspection:
         """Return whether this package began the save of a step in one of its folders ``names``."""
         return any(ours_of(self._metadata_of(name)) is not None for name in names)
 
+    def is_of_a_step(self, name: str) -> bool:
+        """Return whether a file system has a folder that this package or Orbax wrote.
+
+        Both write a step under another name, and rename the whole folder to ``name``. An empty
+        folder counts too, because nobody loses anything with such a folder.
+        """
+        if self._metadata_of(name) is not None:
+            return True
+        if StepFolders(self._storage, self._deadline_s).has_items(name):
+            return True
+        is_folder = (self._directory / name).is_dir
+        if not self._storage.do("inspect", f"/{name}", is_folder, self._deadline_s):
+            return False
+        return not self._storage.names_in(name, self._deadline_s)
+
     def is_in_own_folder(self, entry: Entry) -> bool:
         """Return whether the files of ``entry`` are in the folder of a complete step.
 

@@ -520,7 +520,7 @@ class DirectoryWriter:
         Where ``chain`` excludes the step at this place, ``chain`` is put on record first. A step of
         this number that does not count, or cannot be used, is removed. PersistentTierError, for
         this save alone, where a step of this number counts, where a complete step is not in the
-        log, or where files cannot be removed.
+        log, where a file system has files of another program, or where files cannot be removed.
         """
         with self._lock:
             while step in self._removing:
@@ -555,6 +555,14 @@ class DirectoryWriter:
         if self._unlisted(step) is not None:
             problem = "a complete step that the step log does not name is in its place"
             hint = "move it elsewhere, or take it in with 'eckpt doctor --adopt'"
+            raise PersistentTierError("save", target, problem, hint=hint)
+        name = self._storage.name_of(step)
+        if self._has_file(name) and not self._found.inspection().is_of_a_step(name):
+            target, problem = (
+                f"{self._directory}/{name}",
+                "this package did not write what is there",
+            )
+            hint = "move it elsewhere: each folder with the name of a step is a step's alone"
             raise PersistentTierError("save", target, problem, hint=hint)
         self._clear(step)
 
@@ -728,7 +736,10 @@ class DirectoryWriter:
         self._emit("persistent.removal", step=step, stage=stage, **fields)
 
     def _clear(self, step: int) -> None:
-        """Remove the remains of a save in the place of ``step``, even if the save did not end."""
+        """Remove the remains of a save in the place of ``step``, even if the save did not end.
+
+        On a file system the files of other programs stay.
+        """
         names = {self._storage.name_of(step), *self._remains_of(step)}
         self._delete(step, names, unfinished=True)
 
@@ -757,7 +768,9 @@ class DirectoryWriter:
             return
         removed = [f"{name}{_REMOVED}" for name in below]  # of a removal that did not end
         temporary_of = below if unfinished else ()
-        pinned = self._pinned(step, *below, documents, *removed, temporary_of=temporary_of)
+        is_of_a_step = self._found.inspection().is_of_a_step
+        going = [name for name in below if not unfinished or is_of_a_step(name)]
+        pinned = self._pinned(step, *going, documents, *removed, temporary_of=temporary_of)
 
         def delete() -> None:
             for name in below:
