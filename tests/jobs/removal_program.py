@@ -23,8 +23,10 @@ from persistent_steps import (
 from state_samples import on_host
 
 from emergency_ckpt.core.timeline import continued
+from emergency_ckpt.errors import PersistentTierError
 from emergency_ckpt.events import point_of
 from emergency_ckpt.storage import PersistentTier
+from emergency_ckpt.storage.directory import StorageDirectory
 from emergency_ckpt.storage.orbax_names import STEP_METADATA
 from emergency_ckpt.storage.step_writer import StepWriter
 from emergency_ckpt.types import OrbaxStep, SaveId
@@ -156,7 +158,56 @@ def late_claims() -> dict[str, Any]:
     return {**look("late"), "value": value_of(tier, REMOVED), "theirs": below("late", "30/")}
 
 
+def write_plain(run: str, step: int, value: int) -> None:
+    """Write a step with Orbax alone, in the place of the one that is there."""
+    with ocp.CheckpointManager(url(run)) as manager:
+        if step in manager.all_steps():
+            manager.delete(step)
+        manager.save(step, args=ocp.args.StandardSave({"w": np.full(4, value)}))
+
+
+def replaced() -> list[dict[str, Any]]:
+    """Retire a step of this package, and one of plain Orbax, which Orbax has written again."""
+    found: list[dict[str, Any]] = []
+    for run in ("ours", "plain"):
+        if run == "ours":
+            two_saves(run)
+        else:
+            write_plain(run, 10, 10)
+            write_plain(run, REMOVED, 20)
+        writer = writer_of(tier_of(run))
+        writer.begin(life(2))
+        write_plain(run, REMOVED, 40)
+        files = below(run, f"{REMOVED}/")
+        writer.retire(REMOVED, life(2))
+        found.append({**look(run), "same": files == below(run, f"{REMOVED}/")})
+    return found
+
+
+def plain_removal_in_two_lives() -> list[dict[str, Any]]:
+    """Remove a step of plain Orbax; the life ends once the step's commit is gone."""
+    write_plain("two", 10, 10)
+    write_plain("two", REMOVED, 20)
+    writer = writer_of(tier_of("two"))
+    writer.begin(life(1))
+    delete_objects = StorageDirectory.delete_objects
+
+    def delete_and_die(storage: StorageDirectory, objects: dict[str, str]) -> None:
+        delete_objects(storage, objects)
+        raise PersistentTierError("remove", url("two"), "the life ends")
+
+    StorageDirectory.delete_objects = delete_and_die
+    writer.retire(REMOVED, life(1))
+    StorageDirectory.delete_objects = delete_objects
+    found = [look("two")]
+    writer_of(tier_of("two")).begin(life(2))
+    return [*found, look("two")]
+
+
 if __name__ == "__main__":
-    programs = hidden, hidden_without_a_log, several_items, late_claims
+    programs = (
+        *(hidden, hidden_without_a_log, several_items, late_claims),
+        *(replaced, plain_removal_in_two_lives),
+    )
     result = {program.__name__: program for program in programs}[sys.argv[1]]()
     print(json.dumps(result))

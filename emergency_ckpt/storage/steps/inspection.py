@@ -201,7 +201,7 @@ class StepInspection:
         metadata_by_name = {name: self._metadata_of(name) for name in names}
         if data is not None:
             marked = self._marked(step, data, metadata_by_name)
-            is_whole = marked.marker is None or self._is_committed(marked.folder)
+            is_whole = marked.marker is None or self.is_committed(marked.folder)
             return (
                 marked if is_whole else marked.changed(problem=_UNCOMMITTED)._replace(marker=None)
             )
@@ -275,7 +275,7 @@ class StepInspection:
         except CorruptData:
             return None
 
-    def _is_committed(self, folder: str) -> bool:
+    def is_committed(self, folder: str) -> bool:
         """Return whether Orbax's commit is there; on a file system the folder's name is the commit.
 
         A hidden step in a bucket has none, and a lost log tells no more that the step is hidden.

@@ -718,19 +718,26 @@ class DirectoryWriter:
     def _delete_removed(self, entry: Entry) -> None:
         self._removing.add(entry.step)
         try:
-            is_own = self._found.inspection().is_in_own_folder(entry)
-            # Otherwise another program may have written into its place.
-            folders = {entry.own_folder} if is_own else self._remains_of(entry.step)
+            folders = self._folders_to_delete(entry)
             # Not under the lock: it may take long, and saves go on meanwhile.
             self._lock.release()
             try:
-                self._delete(entry.step, folders | {self._hidden_folder(entry)})
+                self._delete(entry.step, folders)
             finally:
                 self._lock.acquire()
         finally:
             self._removing.discard(entry.step)
             self._removed.notify_all()
         self._tell_removal("removed", entry.step)
+
+    def _folders_to_delete(self, entry: Entry) -> set[str]:
+        inspection, is_bucket = self._found.inspection(), self._storage.is_object_store
+        hidden = set[str]() if is_bucket else {entry.hidden_folder}
+        is_own = inspection.is_in_own_folder(entry)
+        # In a bucket a removal begins with the commit, and then the rest identifies no plain step.
+        is_own = is_own or (entry.is_plain and not inspection.is_committed(entry.own_folder))
+        # Otherwise another program may have written into its place.
+        return hidden | ({entry.own_folder} if is_own else self._remains_of(entry.step))
 
     def _tell_removal(self, stage: str, step: int, **fields: object) -> None:
         self._emit("persistent.removal", step=step, stage=stage, **fields)

@@ -61,3 +61,16 @@ def test_late_claim_of_an_earlier_life_is_in_the_way_of_no_save() -> None:
     assert seen["ours"] == seen["whole"] == [10, 20]
     assert seen["value"] == 21
     assert seen["theirs"] == ["_CHECKPOINT_METADATA"], "its save may be under way"
+
+
+def test_removal_leaves_a_step_that_orbax_has_written_again() -> None:
+    for seen in run("replaced"):
+        assert seen["same"], "no object of it was removed"
+        assert seen["manager"] == [10, 20]
+
+
+def test_removal_of_a_plain_step_goes_on_in_the_next_life() -> None:
+    left, removed = run("plain_removal_in_two_lives")
+    assert left["objects"]
+    assert left["manager"] == left["ours"] == [10]
+    assert (removed["objects"], removed["manager"], removed["ours"]) == ([], [10], [10])
