@@ -95,6 +95,8 @@ class Resume:
         if parts.preservation is not None:
             rejected = [passed.step for passed in restored.rejected if passed.tier == PERSISTENT]
             parts.preservation.mark_failed(rejected)
+        if (chain := parts.restore_parts.stored_chain) is not None:
+            chain.note_unreadable(p.step for p in restored.rejected if p.is_unreadable)
         parts.saver.expect_steps_after(save.step)
 
     def _reserve(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 
 from absl import logging
 
@@ -214,6 +214,11 @@ class StoredChain:
         self.timelines = timelines
         self._events = events
         self.began_from: SaveId | None = None
+        self._unreadable: set[int] = set()
+
+    def note_unreadable(self, steps: Iterable[int]) -> None:
+        """Note stored steps whose files a restore could not read. No save is under way."""
+        self._unreadable.update(steps)
 
     def begin(self, save: SaveId) -> None:
         """Claim the directory for the incarnation of ``save``.
@@ -225,8 +230,12 @@ class StoredChain:
         self.writer.begin(save.incarnation, forced)
 
     def make_room(self, save: SaveId) -> None:
-        """Clear the step's place for ``save``: remove a rolled-back step, never one that counts."""
-        self.writer.make_room(save.step, self.timelines.bound)
+        """Clear the step's place for ``save``: remove a rolled-back step, never one that counts.
+
+        A step that a restore could not read does not count if this life does not continue from it.
+        """
+        left_by = self.timelines.current if save.step in self._unreadable else None
+        self.writer.make_room(save.step, self.timelines.bound, left_by)
 
     def publish(self, entry: Entry) -> None:
         """List ``entry``, and make this incarnation's chain binding.

@@ -31,6 +31,7 @@ from emergency_ckpt.core.restore.inventory import (
     RestoredSave,
     lives_from,
     newest_timeline,
+    persistent_unreadable,
     persistent_unusable,
     suspicion,
 )
@@ -546,7 +547,13 @@ class RestoreLeader:
         if inspected.step.incarnation != item.incarnation:
             self._stored[item.step] = inspected.step
             return None
-        return self._plan_load(answer, tier, inspected)
+        try:
+            return self._plan_load(answer, tier, inspected)
+        except (PersistentTierError, CorruptData) as error:
+            if not error.retryable:
+                unreadable = persistent_unreadable(answer.step)
+                self._replace(quarantined=self._inventory.quarantined | {unreadable})
+            raise
 
     def _plan_load(
         self, plan: RestorePlan, persistent: PersistentTier, inspected: FoundStep

@@ -27,6 +27,7 @@ from emergency_ckpt.core.restore.inventory import (
     HolderInventory,
     Quarantined,
     RestoredSave,
+    persistent_unreadable,
     persistent_unusable,
 )
 from emergency_ckpt.core.restore.leaves import compare_targets
@@ -123,7 +124,11 @@ def status_of(error: Exception, plan: RestorePlan | LoadPlan) -> Status:
     is_corrupt = isinstance(error, CorruptData)
     lacks = isinstance(error, PersistentTierError) and not error.unreachable
     if lacks or (is_corrupt and isinstance(plan, LoadPlan)):
-        return Status(text, (persistent_unusable(plan.step),))
+        unusable = (persistent_unusable(plan.step),)
+        is_passing = isinstance(error, PersistentTierError) and error.retryable
+        return Status(
+            text, unusable if is_passing else (*unusable, persistent_unreadable(plan.step))
+        )
     if is_corrupt:
         return Status(text)
     text = f"{type(error).__name__}: {error}"[:ERROR_LIMIT_CHARS]

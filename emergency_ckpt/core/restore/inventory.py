@@ -120,6 +120,14 @@ def persistent_unusable(step: int) -> Quarantined:
     return Quarantined(PERSISTENT, f"{PERSISTENT}/{step}")
 
 
+def persistent_unreadable(step: int) -> Quarantined:
+    """Return what says of an unusable step of storage that its files could not be read.
+
+    The step was whole as far as its marker shows, and storage answered.
+    """
+    return Quarantined(PERSISTENT, f"unreadable/{step}")
+
+
 class Inventory(msgspec.Struct, frozen=True):
     """The leader's input: every holder, the manifests by digest, and the persistent steps.
 

@@ -122,6 +122,7 @@ class Rejection(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_
     """A save that was newer than the chosen one, and the reason it was passed over.
 
     ``is_left``: the job has left it on purpose, or by another life; nothing of it is lost.
+    ``is_unreadable``: it is in storage, with its marker, and its other files could not be read.
     """
 
     step: int
@@ -129,6 +130,7 @@ class Rejection(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_
     reason: str
     incarnation: str | None = None
     is_left: bool = False
+    is_unreadable: bool = False
 
 
 class RestorePlan(msgspec.Struct, frozen=True, tag="plan", forbid_unknown_fields=True):

@@ -27,6 +27,7 @@ from emergency_ckpt.core.restore.inventory import (
     HolderInventory,
     Inventory,
     PersistentStep,
+    persistent_unreadable,
     persistent_unusable,
 )
 from emergency_ckpt.core.restore.leaves import compare_leaves
@@ -93,7 +94,11 @@ def plan_restore(
         else:
             verdict = planner.decide_local(candidate)
         if isinstance(verdict, str):
-            rejected.append(_rejection(candidate, verdict))
+            rejected.append(
+                msgspec.structs.replace(
+                    _rejection(candidate, verdict), is_unreadable=planner.is_unreadable(candidate)
+                )
+            )
             continue
         return msgspec.structs.replace(verdict, rejected=tuple(rejected[:MAX_REJECTIONS]))
     return planner.nothing_left(requested_step, rejected)
@@ -148,6 +153,11 @@ class _Planner:
                 return ""  # an inspection will tell
             return timeline.rejection_reason(candidate.step, candidate.incarnation)
         return timeline.rejection_reason(candidate.save.step, candidate.save.incarnation)
+
+    def is_unreadable(self, candidate: SaveParts | PersistentStep) -> bool:
+        """Return whether the files of a stored step could not be read."""
+        is_stored = isinstance(candidate, PersistentStep)
+        return is_stored and persistent_unreadable(candidate.step) in self._inventory.quarantined
 
     def decide_persistent(self, candidate: PersistentStep) -> RestorePlan | NoPlan | str:
         """Return the verdict on a stored step; the processes that read it compare its leaves."""

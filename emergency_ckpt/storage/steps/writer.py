@@ -514,20 +514,24 @@ class DirectoryWriter:
 
     # A step's place.
 
-    def make_room(self, step: int, chain: Timeline | None = None) -> None:
+    def make_room(
+        self, step: int, chain: Timeline | None = None, left_by: Timeline | None = None
+    ) -> None:
         """Clear the place of ``step`` for a save, after ``begin``.
 
         Where ``chain`` excludes the step at this place, ``chain`` is put on record first. A step of
         this number that does not count, or cannot be used, is removed. PersistentTierError, for
         this save alone, where a step of this number counts, where a complete step is not in the
         log, where a file system has files of another program, or where files cannot be removed.
+        ``left_by``: a chain that is not on record yet; the step at this place cannot be used if
+        this chain excludes the step.
         """
         with self._lock:
             while step in self._removing:
                 self._removed.wait()
             if self._may_have_files(step):
                 self.check()  # ``begin`` may have been long ago
-                self._vacate(step, chain)
+                self._vacate(step, chain, left_by)
             self._dirty.add(step)
 
     def _may_have_files(self, step: int) -> bool:
@@ -538,14 +542,15 @@ class DirectoryWriter:
         # In a bucket the claim of the place has a precondition, and fails if another writer has it.
         return self._has_file(self._storage.name_of(step), f"{HOST_STATE}/{step}")
 
-    def _vacate(self, step: int, chain: Timeline | None) -> None:
+    def _vacate(self, step: int, chain: Timeline | None, left_by: Timeline | None) -> None:
         entry, target = self._entry_of(step), f"{self._directory}/{step}"
         if entry is not None:
             is_complete = entry.state == "complete"
             if is_complete and chain and chain.rejection_reason(step, entry.incarnation):
                 self._follow(chain)
                 entry = self._entry_of(step) or entry
-            if self._is_needed(entry):
+            is_left = left_by and left_by.rejection_reason(step, entry.incarnation)
+            if not is_left and self._is_needed(entry):
                 problem = f"the step of {entry.incarnation} there has the same number, and counts"
                 hint = "saves of other numbers go on; restore before the first save, to continue"
                 raise PersistentTierError("save", target, problem, hint=hint)

@@ -116,6 +116,22 @@ def test_step_passed_over_outlives_a_failed_save(
     assert restored(world) == (4, 4)
 
 
+@pytest.mark.parametrize("is_forced", [False, True])
+def test_step_whose_arrays_are_damaged_is_replaced(world: World, is_forced: bool) -> None:
+    old_life(world, 2, 4)
+    world.lose_ram()
+    for path in (world.persistent / "4" / "state").rglob("d/*"):
+        path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    with world.open_both(**STORAGE) as ckpt:
+        assert ckpt.restore(state=world.state(0))[0] == 2
+        ckpt.save(step=4, state=world.state(104), force=is_forced)
+        ckpt.wait_until_finished()
+        ckpt.check_for_errors()
+        assert ckpt.all_steps() == [2, 4]
+    world.lose_ram()
+    assert restored(world) == (4, 104)
+
+
 @pytest.mark.parametrize(("stage", "left"), [("write_document", (2, 2)), ("publish", (4, 104))])
 def test_save_to_ram_makes_a_step_passed_over_past(
     world: World, monkeypatch: pytest.MonkeyPatch, stage: str, left: tuple[int, int]
