@@ -14,7 +14,8 @@ from looks import eckpt, eckpt_json
 from persistent_steps import complete_steps
 from world import STORAGE, World, finish
 
-from emergency_ckpt.errors import ForeignStep, SaveFailed
+from emergency_ckpt.errors import ForeignStep, PersistentTierError, SaveFailed
+from emergency_ckpt.storage.pinned import Pinned
 from emergency_ckpt.storage.steps.stored import StoredSteps
 from emergency_ckpt.storage.steps.writer import DirectoryWriter
 
@@ -64,6 +65,27 @@ def test_log_without_steps_takes_in_what_is_there(world: World) -> None:
     save(world, 5)
     assert complete_steps(str(world.persistent)) == [2, 4, 5]
     assert restored(world, 2) == (2, 2.0)
+
+
+@pytest.mark.parametrize("is_refused", [False, True])
+def test_removal_before_a_first_save_leaves_no_step_foreign(
+    world: World, monkeypatch: pytest.MonkeyPatch, is_refused: bool
+) -> None:
+    """Also where the files cannot be deleted, so that the log has the step on its way out."""
+    plain(world.persistent, 2, 4, 6)
+    with world.open_both(**STORAGE) as ckpt, monkeypatch.context() as patch:
+        ckpt.restore(state=LIKE)
+        if is_refused:
+            call_fails(patch, Pinned, "move")
+            with pytest.raises(PersistentTierError):
+                ckpt.steps.remove(2)
+        else:
+            ckpt.steps.remove(2)
+    world.lose_ram()
+    assert restored(world) == (6, 6.0)
+    save(world, 7)
+    assert complete_steps(str(world.persistent)) == [4, 6, 7]
+    assert not (world.persistent / "2").exists()
 
 
 def test_newer_step_of_another_program_ends_a_restore(world: World) -> None:

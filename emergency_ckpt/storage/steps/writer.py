@@ -657,16 +657,23 @@ class DirectoryWriter:
     def remove(self, steps: Collection[int], incarnation: str) -> None:
         """Remove ``steps``, under any name.
 
-        1. A version records that the steps are being removed: they no longer count.
+        1. A version records that the steps are being removed: they no longer count. If one of them
+           has no entry, this version lists all steps that count without an entry, as ``begin``
+           does: beside an entry, no step of plain Orbax counts without one.
         2. Orbax's commit is deleted, so that plain Orbax ignores the step, then all other files.
         3. A version leaves the entries out.
         """
         with self._lock:
             self.hold(incarnation)
             entries = [e for s in steps if (e := self._entry_of(s)) is not None]
+            unlisted: list[Entry] = []
             if missing := set(steps) - {e.step for e in entries}:
-                entries += self._unlisted_entries(missing)
-            self._remove([e for e in entries if e.state != "hidden"])
+                deadline_s = self._storage.deadline_s(None)
+                view = self._found.view(deadline_s, self._read)
+                if missing & view.unlisted.keys():
+                    unlisted, _ = self._sort(view, deadline_s)
+                entries += [e for e in unlisted if e.step in missing]
+            self._remove([e for e in entries if e.state != "hidden"], unlisted)
 
     def retire(self, step: int, incarnation: str) -> None:
         """Remove a listed ``step`` as ``remove`` does, but without an error for files that stay."""
@@ -681,30 +688,33 @@ class DirectoryWriter:
             self.hold(incarnation)
             self._remove([e for e in self._entries() if e.step in steps and e.state == "hidden"])
 
-    def _remove(self, entries: Sequence[Entry]) -> None:
+    def _remove(self, entries: Sequence[Entry], unlisted: Sequence[Entry] = ()) -> None:
         """Remove all ``entries``, or raise the error of the first entry that cannot be deleted."""
-        errors = self._remove_what_goes(entries) if entries else {}
+        errors = self._remove_what_goes(entries, unlisted) if entries else {}
         for entry in entries:
             if entry.step in errors:
                 raise errors[entry.step]
 
-    def _remove_what_goes(self, entries: Sequence[Entry]) -> dict[int, PersistentTierError]:
-        """Remove ``entries``; return, by step, the errors of entries that cannot be deleted."""
+    def _remove_what_goes(
+        self, entries: Sequence[Entry], unlisted: Sequence[Entry] = ()
+    ) -> dict[int, PersistentTierError]:
+        """Remove ``entries``; return, by step, the errors of entries that cannot be deleted.
+
+        ``unlisted``: entries to list in the same version, where the table has none of the number.
+        """
         # Entries whose deletion has failed before are tried again, where that may help.
         failed = [e for e in self._entries() if e.state == "removing" and e.step not in self._stuck]
         by_step = {e.step: e for e in (*entries, *failed) if e.step not in self._removing}
         leaving = in_state("removing", by_step.values())
-        self._append(lambda table: listing(table, *leaving))
+
+        def change(table: Table) -> Table:
+            new = (e for e in unlisted if table.of(e.step) is None)
+            return listing(table, *new, *leaving)
+
+        self._append(change)
         for entry in leaving:
             self._tell_removal("begun", entry.step)
         return self._finish_removal(leaving)
-
-    def _unlisted_entries(self, steps: Collection[int]) -> list[Entry]:
-        view = self._found.view()
-        items = [item for item in view.steps if item.step in steps and not item.is_seen]
-        results = self._found.inspect_each(view, items)
-        stored_steps = [result for result in results if isinstance(result, FoundStep)]
-        return [self._entry_for(stored) for stored in stored_steps if not stored.step.problem]
 
     def _finish_removal(self, entries: Collection[Entry]) -> dict[int, PersistentTierError]:
         """Delete the files of ``entries``, as the newest version records; then drop the entries.
