@@ -21,7 +21,7 @@ from emergency_ckpt.core.timeline import (
     number_of,
 )
 from emergency_ckpt.core.wording import count_text
-from emergency_ckpt.errors import CheckpointError, DirectoryInUse
+from emergency_ckpt.errors import CheckpointError, DirectoryInUse, PersistentTierError
 from emergency_ckpt.events import EventSink
 from emergency_ckpt.ram.tier import LocalTier
 from emergency_ckpt.storage.steps.writer import DirectoryWriter
@@ -245,7 +245,11 @@ class StoredChain:
         self.writer.publish(entry, self.timelines.current)
         self.began_from = None
         self.timelines.bind()
-        self.writer.settle()
+        try:
+            self.writer.settle()
+        except PersistentTierError as error:
+            # The step counts. An error that forbids this life to write is raised by the next save.
+            logging.warning("rolled-back steps are not hidden yet: %s", error)
 
     def note_lives_soon(self, restored: RestoredSave) -> None:
         """Record how many lives in a row began from a save of storage, at the end of a restore.

@@ -7,11 +7,13 @@ import shutil
 from pathlib import Path
 
 import pytest
+from faults import call_fails
 from persistent_steps import complete_steps
 from trees import tree_of
 from world import STORAGE, World, logged, persist, restored, same, save_all
 
 from emergency_ckpt.errors import Unrecoverable
+from emergency_ckpt.storage import DirectoryWriter
 
 
 def kept(world: World) -> list[str]:
@@ -78,6 +80,24 @@ def test_restore_of_newest_leaves_storage_alone_until_a_save(world: World) -> No
     world.lose_ram()
     assert kept(world) == ["4.rolled"]
     assert restored(world) == 3
+
+
+def test_listed_save_is_complete_though_hiding_fails(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next save hides the step."""
+    persist(world, 2, 4)
+    world.lose_ram()
+    (world.persistent / "host_state" / "4" / "marker.json").write_bytes(b"{")
+    with world.open_both(**STORAGE) as ckpt:
+        assert ckpt.restore(state=world.state(0))[0] == 2
+        with monkeypatch.context() as patch:
+            call_fails(patch, DirectoryWriter, "settle")
+            save_all(ckpt, world, 3)
+        assert world.named("persistent.complete", step=3)
+        assert kept(world) == []
+        save_all(ckpt, world, 5)
+    assert kept(world) == ["4.rolled"]
 
 
 def test_host_away_learns_that_its_steps_were_rolled_back(world: World) -> None:

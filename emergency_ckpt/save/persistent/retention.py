@@ -62,7 +62,7 @@ class Preservation:
         """After this process has published ``step``: begin to remove old steps, and return them.
 
         Does not wait for the removal, which follows one that is under way. Where the policy fails,
-        nothing is removed.
+        or after ``stop``, nothing is removed. Never raises: the step counts.
         """
         with self._changed:
             self._failed_steps -= {step}
@@ -75,7 +75,11 @@ class Preservation:
             failure = SaveFailed("remove", "old steps of the persistent tier", text)
             self._failures.record(failure, cause=error)
             return ()
-        self._worker.submit_next(lambda: self._run(steps, incarnation))
+        try:
+            self._worker.submit_next(lambda: self._run(steps, incarnation))
+        except RuntimeError as error:
+            logging.warning("no old step is removed from storage: %s", error)
+            return ()
         return steps
 
     @contextlib.contextmanager

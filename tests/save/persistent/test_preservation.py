@@ -98,6 +98,15 @@ def test_what_is_kept(tmp_path: Path, settings: dict[str, Any], kept: list[int])
         assert (manager.restore(40).state["w"] == 40).all()
 
 
+def test_save_after_the_end_of_removals_removes_nothing(tmp_path: Path) -> None:
+    """The process ends, and a save to storage is still under way."""
+    tier = fill(str(tmp_path), STEPS)
+    preservation = keeping_last(1, writer_of(tier))
+    assert preservation.stop(LONG_S)
+    assert preservation.after_save(STEPS[-1]) == ()
+    assert complete_steps(tier) == STEPS
+
+
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("nested", [False, True])
 def test_best_steps_are_kept_among_metrics_that_are_no_numbers(
