@@ -223,7 +223,8 @@ class RestoreLeader:
         """Return the end, good or bad; None to choose again, after copies were found unusable."""
         failed = {p: s for p, s in sorted(statuses.items()) if s.error}
         if not failed:
-            return AllDone(self._next_incarnation())
+            all_kept = not any(status.lacks_room for status in statuses.values())
+            return AllDone(self._next_incarnation(), all_kept)
         unusable = {q for status in statuses.values() for q in status.unusable}
         new = unusable - self._inventory.quarantined
         self._attempts += 1

@@ -101,8 +101,10 @@ class RestoredState:
       timeline: the newest timeline that any process, or storage, had.
       lives: as in ``RestorePlan``.
       lack: why a part of the step is not in this process's RAM; empty when all of the step is.
+      lacks_room: as in ``Status``.
       incarnation: the id under which the job saves from now on; empty until all processes have
         their part.
+      all_kept: as in ``AllDone``.
     """
 
     save: SaveId
@@ -115,7 +117,9 @@ class RestoredState:
     timeline: Timeline | None
     lives: int
     lack: str
+    lacks_room: bool
     incarnation: str = ""
+    all_kept: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

@@ -156,7 +156,9 @@ class Restore:
                 case AllDone():
                     assert restored is not None, "every process has its part"
                     self._parts.tier.note_incarnation(answer.incarnation)
-                    return dataclasses.replace(restored, incarnation=answer.incarnation)
+                    return dataclasses.replace(
+                        restored, incarnation=answer.incarnation, all_kept=answer.all_kept
+                    )
 
     # 1 and 2: report, choose.
 
@@ -243,6 +245,7 @@ class Restore:
         )
         with self._phase("shards"):
             state = self._place(copies, save, shards)
+        lacks_room = bool(self._room.lack)  # for shards: documents are not in slots
         tally, tier = shards.tally, LOCAL
         if plan.is_loaded:
             # Bytes that this process just read from storage do not count as found in its RAM.
@@ -271,6 +274,7 @@ class Restore:
             timeline=plan.timeline,
             lives=plan.lives,
             lack=self._room.lack,
+            lacks_room=lacks_room,
         )
 
     def _place(self, copies: Copies, save: SaveId, shards: ShardCollection) -> PyTree:
@@ -309,6 +313,8 @@ class Restore:
         result, status = None, Status()
         try:
             result = work(plan)
+            if isinstance(result, RestoredState):
+                status = Status(lacks_room=result.lacks_room)
         except Exception as error:  # noqa: BLE001 - becomes the collective error of all processes
             _forget_frames(error)
             status = status_of(error, plan)
@@ -343,8 +349,8 @@ class Restore:
         # step, newer steps count until the next save.
         if not is_requested:
             parts.tier.invalidate_newer(restored.save, restored.timeline)
-        if restored.gathered is not None:
-            # All processes have gathered what they keep, and fetch no more from here.
+        if restored.gathered is not None and restored.all_kept:
+            # A process without room for its part would need these slots again in the next life.
             parts.tier.keep_only(restored.save, restored.gathered)
         parts.timelines.begin(
             restored.timeline, restored.save, restored.incarnation, is_requested=is_requested

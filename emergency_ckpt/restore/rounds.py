@@ -76,11 +76,15 @@ class Status(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
 
     ``unusable`` names copies that failed. The leader leaves these copies out and chooses anew. An
     ``error`` with nothing unusable ends the restore on all processes.
+
+    Attributes:
+      lacks_room: the process has its part, but its RAM has no room for the shards that it keeps.
     """
 
     error: str = ""
     unusable: tuple[Quarantined, ...] = ()
     kind: FailureKind = "failed"
+    lacks_room: bool = False
 
 
 class Row(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -95,9 +99,14 @@ class Row(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields
 
 
 class AllDone(msgspec.Struct, frozen=True, tag="done", forbid_unknown_fields=True):
-    """All processes have their part. The job saves under ``incarnation`` from now on."""
+    """All processes have their part. The job saves under ``incarnation`` from now on.
+
+    Attributes:
+      all_kept: each process has in its RAM all shards that it keeps, and needs no other's old slot.
+    """
 
     incarnation: str
+    all_kept: bool = True
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed", forbid_unknown_fields=True):

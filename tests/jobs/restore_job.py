@@ -10,6 +10,9 @@ import shutil
 from collections.abc import Callable
 from typing import Any
 
+import jax
+import numpy as np
+from jax.sharding import Mesh
 from job_process import (
     Iterator,
     JobProcess,
@@ -20,6 +23,7 @@ from job_process import (
     specs_on,
     state_at,
 )
+from mounts import mount_tmpfs, unmount
 from restoring import damage_newest, lose, newest_manifest, process_dir, restore, train
 
 from emergency_ckpt.errors import CheckpointError
@@ -146,6 +150,28 @@ def other_mesh(world: JobProcess) -> Any:
 
 def other_mesh_after_loss(world: JobProcess) -> Any:
     return after(lost(1, 2), mesh=mesh_of(1))(world)
+
+
+def other_places_beside_full_ramdisks(world: JobProcess) -> Any:
+    """Both processes that now need one half have no room; only the old slot of another has it."""
+    name, full = "other_places_beside_full_ramdisks", (1, 2)
+    train(world, name, range(1, 11))
+    lose(world, name, *full)
+    ramdisk = world.ramdisk(name)
+    if world.process in full:
+        ramdisk.mkdir(mode=0o700)
+        if not mount_tmpfs(ramdisk, 8 << 10):  # two pages: a slot and its records need more
+            ramdisk.rmdir()
+    world.meet()
+    if not all(world.ramdisk(name, host).exists() for host in full):
+        return None
+    mesh = Mesh(np.array(jax.devices())[[1, 0, 2, 3]].reshape(2, 2), ("slice", "fsdp"))
+    try:
+        return [restore(world, name, mesh=mesh) for _ in range(2)]
+    finally:
+        world.meet()
+        if world.process in full:
+            unmount(ramdisk)
 
 
 def more_lost_than_copies(world: JobProcess) -> Any:

@@ -102,6 +102,15 @@ def test_another_mesh(results: Results, program: str) -> None:
     assert sum(s["peer"] for s in seen) > 0
 
 
+def test_part_of_a_host_without_room_is_kept_by_others(results: Results) -> None:
+    """What a process has gathered is not all: a peer has its part in no RAM of its own."""
+    seen = of(results, "other_places_beside_full_ramdisks")
+    if None in seen:
+        pytest.skip("mounting a tmpfs needs privileges")
+    for life in range(2):
+        check_whole([both[life] for both in seen], 10)
+
+
 def test_persistent_tier_when_ram_lost_too_much(results: Results) -> None:
     seen = of(results, "more_lost_than_copies")
     check_whole(seen, 5, "persistent")
