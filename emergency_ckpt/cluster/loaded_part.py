@@ -56,6 +56,7 @@ class LoadedPart:
       memory: written only where ``contents`` has no shard.
       layout: the places of the shards that were read, and of the shards to come.
       is_open: the part is not published, and more may be written.
+      published: digest of the slot with all shards that stay in RAM, once that is published.
     """
 
     def __init__(
@@ -72,6 +73,7 @@ class LoadedPart:
         self.memory = memory
         self.layout = layout
         self.is_open = True
+        self.published: str | None = None
         self._mapping = memory.mapping
         self._documents = {
             held_host_state(host_states.decode(data), len(data)): data

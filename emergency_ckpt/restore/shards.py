@@ -351,6 +351,10 @@ class ShardCollection:
             into, used = self._divide(groups, places)
             own_into, own = self._divide(own, places)
             self._complete(loaded, own_into, into)
+        elif loaded is not None and loaded.published is not None:
+            used = groups  # an attempt before this one has published all that stays
+            if all(copy.digest != loaded.digest for copy in self._fetcher.unusable):
+                self.gathered = loaded.published
         else:
             into, used = self._divide(groups, self._retained)
             if into:
@@ -399,6 +403,7 @@ class ShardCollection:
         crcs.update(self._fill(memory, layout, own, groups))
         if isinstance(memory, SlotWriter) and not self._room.lack:
             loaded.is_open = not self._publish(memory, layout, crcs, of.leaves)
+            loaded.published = self.gathered
 
     def _fill(
         self,

@@ -68,6 +68,7 @@ class Job:
         self.storage = Storage(chunk)
         self.targets = tuple(ShardId("w", box) for box in boxes)
         self.rooms = [RestoreRoom(host.tier, lack="") for host in found]
+        self.gathered: dict[int, str | None] = {}  # by process
 
     @property
     def load_plan(self) -> LoadPlan:
@@ -130,6 +131,7 @@ class Job:
             with shards.collecting(plan.copies[me]) as arrivals:
                 for _ in arrivals:
                     pass
+                self.gathered[me] = shards.gathered
                 return {
                     box: shards.held.bytes_of(shard).view(np.int32).reshape(shape_of(box)).copy()
                     for shard in self.targets
@@ -207,6 +209,24 @@ def test_failed_fetch_leaves_the_part_to_the_peers() -> None:
         job.load(1)
         job.check(1, 0)
         assert len(names(found[0], "slot_*.bin")) == 1
+
+
+def test_further_attempt_keeps_the_slot_with_all_shards() -> None:
+    """Another process had failed: what is fetched again alone must not stand for the whole."""
+    with hosts(2) as found:
+        job = Job(found, ROWS[:2], (2, 4))
+        job.load()
+        plan = job.plan()
+        for _ in range(2):
+            for box, array in job.restored(0, plan).items():
+                np.testing.assert_array_equal(array, VALUES[at(box)])
+        digest = job.gathered[0]
+        assert digest is not None
+        found[0].tier.keep_only(SAVE, digest)
+        (held,) = found[0].tier.held()[0]
+        contents = found[0].tier.contents(held.digest)
+        assert contents is not None
+        assert {entry.box for entry in contents.shards} == set(ROWS[:2])
 
 
 def test_read_that_breaks_off_goes_on_in_a_free_slot() -> None:
