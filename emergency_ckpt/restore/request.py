@@ -96,7 +96,7 @@ class RestoredState:
     Attributes:
       save: the step's identity; the step is in RAM now, wherever it came from.
       tier: where this process's part came from.
-      gathered: digest of the slot with all that this process keeps, where a slot was written.
+      gathered: digest of the slot that alone has all that this process keeps, if there is one.
       is_loaded: this restore loaded the step from storage, on all processes.
       timeline: the newest timeline that any process, or storage, had.
       lives: as in ``RestorePlan``.

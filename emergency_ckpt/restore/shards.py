@@ -42,7 +42,12 @@ from emergency_ckpt.cluster.peers import fetch_contents
 from emergency_ckpt.core.boxes import describe, divide, relative, shape_of, slices, volume
 from emergency_ckpt.core.placement.placement_policies import RetainedShards
 from emergency_ckpt.core.restore.inventory import Quarantined
-from emergency_ckpt.core.restore.part import fetch_groups, missing_shards, own_shards
+from emergency_ckpt.core.restore.part import (
+    fetch_groups,
+    fullest_first,
+    missing_shards,
+    own_shards,
+)
 from emergency_ckpt.core.restore.plan_types import Copies, FetchGroup, TargetSet
 from emergency_ckpt.core.shard_layout import Layout, lay_out
 from emergency_ckpt.errors import CheckpointError, NotHeld, RamdiskFull, RestoreFailed
@@ -157,8 +162,8 @@ class ShardCollection:
     """The shards of one save that this process needs, by shard identity, as they become usable.
 
     Attributes:
-      gathered: digest of the slot into which all shards went that this process keeps; None when
-        they were all here, none of them stays, or there is no room for them.
+      gathered: digest of the slot that alone has all shards that this process keeps; None when
+        several slots have them, none of them stays, or there is no room for them.
       held: where the shards are.
       tally: the bytes so far, by where they came from.
     """
@@ -244,6 +249,8 @@ class ShardCollection:
             copies = msgspec.structs.replace(copies, own=tuple(in_order))
         for manifest in copies.own:
             self._contents[manifest.digest] = self._own_contents(manifest.digest)
+        if loaded is None and len(copies.own) > 1:
+            copies = fullest_first(copies, self._targets, self._contents, self._retained)
         own = own_shards(copies, self._targets, self._contents)
         present: set[ShardId] = set()
         for group in own:
@@ -364,11 +371,19 @@ class ShardCollection:
                     own = own_used
                 else:
                     used = [*into, *used]
+            else:
+                self.gathered = self._whole_slot(own)
         for group in own:
             self._locate(group.digest, group.shards)
         if used:
             layout = self._lay_out(used)
             self._fill(Scratch(layout.size_bytes), layout, (), used)
+
+    def _whole_slot(self, own: Sequence[FetchGroup]) -> str | None:
+        """Return the digest of the own slot that has all kept shards, of those in ``own``."""
+        kept, _ = self._divide(own, self._retained)
+        filled = [group.digest for group in kept if group.shards]
+        return filled[0] if len(filled) == 1 else None
 
     def _gather_into_slot(self, own: Sequence[FetchGroup], groups: Sequence[FetchGroup]) -> bool:
         """Copy and fetch all kept shards into one free slot, and publish the slot.

@@ -8,10 +8,18 @@ without a plan.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
+
+import msgspec
 
 from emergency_ckpt.core.boxes import volume
-from emergency_ckpt.core.restore.plan_types import Bundle, Copies, FetchGroup, TargetSet
+from emergency_ckpt.core.restore.plan_types import (
+    Bundle,
+    Copies,
+    FetchGroup,
+    OwnManifest,
+    TargetSet,
+)
 from emergency_ckpt.types import Contents, ShardId
 
 MAX_FETCHES = 8
@@ -25,7 +33,7 @@ def own_shards(
 
     ``contents``: of each manifest of ``copies.own``.
     """
-    wanted = {*targets, *(shard for bundle in copies.bundles for shard in bundle.others)}
+    wanted = _wanted(copies, targets)
     groups: list[FetchGroup] = []
     for own in copies.own:
         unusable, indices = set(own.unusable), list[int]()
@@ -36,6 +44,27 @@ def own_shards(
         if indices:
             groups.append(FetchGroup(own.digest, tuple(indices), ()))
     return groups
+
+
+def fullest_first(
+    copies: Copies,
+    targets: TargetSet,
+    contents: Mapping[str, Contents],
+    retained: Container[ShardId] | None,
+) -> Copies:
+    """Return ``copies`` with the own manifests first that have most of what the process keeps.
+
+    So a manifest that alone has all of that is the one whose shards are verified. ``retained``: the
+    shards that the process keeps; None: all that it needs.
+    """
+    kept = {shard for shard in _wanted(copies, targets) if retained is None or shard in retained}
+
+    def count(own: OwnManifest) -> int:
+        unusable, shards = set(own.unusable), shards_of(contents[own.digest])
+        return sum(shard in kept and index not in unusable for shard, index in shards)
+
+    in_order = sorted(copies.own, key=count, reverse=True)
+    return msgspec.structs.replace(copies, own=tuple(in_order))
 
 
 def missing_shards(
@@ -98,6 +127,10 @@ def shards_of(contents: Contents) -> Iterator[tuple[ShardId, int]]:
     for index, entry in enumerate(contents.shards):
         if 0 <= entry.leaf < len(contents.leaves):
             yield contents.shard_id(index), index
+
+
+def _wanted(copies: Copies, targets: TargetSet) -> set[ShardId]:
+    return {*targets, *(shard for bundle in copies.bundles for shard in bundle.others)}
 
 
 def _shards_in(bundle: Bundle, targets: TargetSet) -> list[ShardId]:

@@ -74,8 +74,13 @@ def collected(
     wanted: Sequence[ShardId],
     addresses: Mapping[str, str],
     targets: Sequence[ShardId] | None = None,
+    *,
+    settles: bool = False,
 ) -> dict[Box, np.ndarray]:
-    """Bring ``targets`` together, or all that is wanted; return the bytes of what is wanted."""
+    """Bring ``targets`` together, or all that is wanted; return the bytes of what is wanted.
+
+    ``settles``: then keep only the slot that has all, if there is one.
+    """
     with TransferClient(run_id="run", secret=SECRET) as client:
         sink = EventSink(None, process_index=0)
         shards = ShardCollection(
@@ -91,6 +96,8 @@ def collected(
         with shards.collecting(copies) as arrivals:
             for _ in arrivals:
                 pass
+            if settles and shards.gathered is not None:
+                host.tier.keep_only(SAVE, shards.gathered)
             found = {shard.box: shards.held.bytes_of(shard).view(np.int32) for shard in wanted}
             return {box: data.reshape(shape_of(box)).copy() for box, data in found.items()}
 
@@ -147,6 +154,30 @@ def test_damaged_own_shard_comes_from_another_manifest() -> None:
             file.write(b"\xff")
         got = restored(found, halves)
     assert got is not None
+    for box, array in got.items():
+        np.testing.assert_array_equal(array, VALUES[at(box)])
+
+
+@pytest.mark.parametrize("other", [0, 1, 2])
+def test_old_slot_beside_one_with_all_shards_goes(other: int) -> None:
+    """A crash left both: with the old one too, a small ramdisk has no room for another save."""
+    rows: list[Box] = [((0, 2), (0, 4)), ((2, 4), (0, 4)), ((4, 6), (0, 4))]
+    kept = [box for number, box in enumerate(rows) if number != other]
+    with hosts(1) as (host,):
+        host.publish([rows[other], kept[0]])
+        host.publish(kept)
+        wanted = tuple(ShardId("w", box) for box in kept)
+        manifests = {held.digest: _contents(host, held.digest) for held in host.tier.held()[0]}
+        plan = plan_restore(
+            Inventory((host.holdings.inventory(),), manifests),
+            {0: wanted},
+            {"w": LEAF},
+            needs_host_state=False,
+        )
+        assert isinstance(plan, RestorePlan)
+        got = collected(host, plan.copies[0], wanted, plan.addresses, settles=True)
+        (held,) = host.tier.held()[0]
+        assert [entry.box for entry in _contents(host, held.digest).shards] == kept
     for box, array in got.items():
         np.testing.assert_array_equal(array, VALUES[at(box)])
 
