@@ -110,6 +110,7 @@ class RestoreLeader:
         self._view: StoredView | None = None
         self._stored: dict[int, PersistentStep] = {}
         self._has_asked = False
+        self._sufficed: RestorePlan | None = None  # for it, storage was not waited for longer
         self._persistent_error: CheckpointError | None = None
         self._step: int | None = None  # of the last answer
         self._load: LoadPlan | None = None  # of the last answer
@@ -192,7 +193,7 @@ class RestoreLeader:
         while True:
             answer = ready or self._plan_from_inventory()
             ready = None
-            if self._read_more(answer):
+            if self._read_more(answer) or self._ask_storage_again(answer):
                 continue
             if not isinstance(answer, RestorePlan):
                 return self._without_plan(answer)
@@ -417,23 +418,12 @@ class RestoreLeader:
 
     def _ask_storage(self, tier: PersistentTier) -> RestorePlan | None:
         """Ask for the steps in storage; return the plan for RAM if storage has no better step."""
-        left_s = self._end_s - time.monotonic()
         answer = self._plan_from_inventory()
         in_ram = answer if isinstance(answer, RestorePlan) else None
-        # A step in RAM must not wait long for storage that is down; without one, storage is all.
-        if in_ram is None:
-            limit_s = min(self._parts.config.start_timeout_s / 2, left_s / 2)
-        else:
-            limit_s = min(LISTING_TIMEOUT_S, left_s / 8)
-        deadline_s = time.monotonic() + limit_s
         known = self._inventory.timeline
-        try:
-            with told_of_wait(self._events, tier.directory, deadline_s):
-                self._take_view(tier, deadline_s)
-        except (PersistentTierError, CorruptData) as error:
-            # RAM may well be enough. If not, this error is the answer: see ``_without_plan``.
-            self._persistent_error = error
-            self._events.emit("persistent.problem", cause="unreachable", reason=str(error))
+        if self._list_storage(tier, is_brief=in_ram is not None) is not None:
+            # RAM may well be enough. If not, see ``_ask_storage_again`` and ``_without_plan``.
+            self._sufficed = in_ram
             return in_ram
         if in_ram is not None and self._inventory.timeline != known:
             return None  # the log has a newer chain
@@ -445,6 +435,44 @@ class RestoreLeader:
             if stored.step > step or (stored.step == step and stored.incarnation != incarnation):
                 return None
         return in_ram
+
+    def _ask_storage_again(self, answer: RestorePlan | NoPlan) -> bool:
+        """Ask storage with more patience where ``answer`` is worse than the step that sufficed.
+
+        Returns whether storage was asked. The error of storage, where storage may have the better
+        step, and only an older step is left in RAM.
+        """
+        first = self._sufficed
+        if self._persistent is None or first is None or self._persistent_error is None:
+            return False
+        is_plan = isinstance(answer, RestorePlan)
+        if is_plan and (answer.step > first.step or answer.save == first.save):
+            return False
+        self._sufficed = None
+        error = self._list_storage(self._persistent, is_brief=False)
+        if error is not None and is_plan:
+            raise error
+        return True
+
+    def _list_storage(self, tier: PersistentTier, *, is_brief: bool) -> CheckpointError | None:
+        """Take the log and a listing of storage; return the error, which is noted, if there is one.
+
+        ``is_brief``: a step in RAM must not wait long for storage that is down. Without one,
+        storage is all.
+        """
+        left_s = self._end_s - time.monotonic()
+        limit_s = min(self._parts.config.start_timeout_s / 2, left_s / 2)
+        if is_brief:
+            limit_s = min(LISTING_TIMEOUT_S, left_s / 8)
+        deadline_s = time.monotonic() + limit_s
+        try:
+            with told_of_wait(self._events, tier.directory, deadline_s):
+                self._take_view(tier, deadline_s)
+            self._persistent_error = None
+        except (PersistentTierError, CorruptData) as error:
+            self._persistent_error = error
+            self._events.emit("persistent.problem", cause="unreachable", reason=str(error))
+        return self._persistent_error
 
     def _take_view(self, tier: PersistentTier, deadline_s: float) -> None:
         """Read the step log and one listing. PersistentTierError, CorruptData."""

@@ -9,11 +9,13 @@ from typing import Any
 
 import orbax.checkpoint as ocp
 import pytest
+from damage import flip
 from looks import eckpt_json
 from world import STORAGE, World, logged, persist, restored, save_all, small_tmpfs
 
 from emergency_ckpt.config import run_id_of
 from emergency_ckpt.errors import PersistentTierError
+from emergency_ckpt.events import Event
 
 
 def plain_steps(world: World) -> list[int]:
@@ -78,6 +80,33 @@ def test_error_about_a_path_takes_no_older_step(world: World, name: str) -> None
     away.rename(path)
     assert restored(world) == 4
     assert not list(world.persistent.glob("*.rolled-back-*"))
+
+
+@pytest.mark.parametrize("comes_back", [True, False])
+def test_damage_in_ram_beside_unlisted_storage(world: World, *, comes_back: bool) -> None:
+    """Storage was first asked only briefly, as RAM seemed to have the newest step too."""
+    with world.open_both(local_keep_last_n=2) as ckpt:
+        save_all(ckpt, world, 2, 4)
+    newest = max(world.ramdisk.rglob("slot_*.manifest.json"), key=lambda x: x.stat().st_mtime_ns)
+    flip(newest.with_name(newest.name.replace("manifest.json", "bin")), 0)
+    path, away = world.persistent, world.persistent.with_name("away")
+
+    def come_back(event: Event) -> None:
+        world.events.append(event)
+        if comes_back and event.name == "restore.stage" and event.fields["stage"] == "replanned":
+            path.unlink()
+            away.rename(path)
+
+    with world.open_both(local_keep_last_n=2, on_event=come_back) as ckpt:
+        path.rename(away)
+        path.symlink_to(path)
+        if comes_back:
+            world.restores(4, by=ckpt)
+            return
+        with pytest.raises(PersistentTierError, match="symbolic links"):
+            ckpt.restore(state=world.state(0))
+        path.unlink()
+        away.rename(path)
 
 
 def linked_step(world: World, step: int, *, documents: bool = True) -> list[Path]:
