@@ -132,10 +132,11 @@ class Tier(Protocol):
         """
         ...
 
-    def open_step(self, step: int) -> StepReader:
+    def open_step(self, step: int, deadline_s: float | None = None) -> StepReader:
         """Return the step; of several saves the save that counts, else the newest.
 
-        StepNotFound when there is no such step; CorruptData when the step cannot be used.
+        StepNotFound when there is no such step; CorruptData when the step cannot be used;
+        PersistentTierError where the tier cannot say.
         """
         ...
 

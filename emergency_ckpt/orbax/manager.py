@@ -354,7 +354,10 @@ class CheckpointManager(ocp.AbstractCheckpointManager):
         return items.step_metadata(self._describe(step), self._abstract_state)
 
     def metrics(self, step: int) -> Any:
-        """Return the metrics given with ``step``, or None. As ``item_metadata``."""
+        """Return the metrics given with ``step``, or None. As ``item_metadata``.
+
+        None also for a step in RAM while storage, which has the metrics, does not answer.
+        """
         return items.metrics_in(self._describe(step))
 
     def _describe(self, step: int) -> StepDescription:

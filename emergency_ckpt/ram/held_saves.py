@@ -123,8 +123,9 @@ class HeldSaves:
         tensors, _, complete = self.held()
         return [] if complete not in {manifest.save for manifest in tensors} else [complete]
 
-    def open_step(self, step: int) -> RamStep:
+    def open_step(self, step: int, deadline_s: float | None = None) -> RamStep:
         """Return the parts that RAM has of the newest save of ``step``. StepNotFound."""
+        del deadline_s
         with self._lock:
             places = self._directories()
             tensors, _, _ = self.held()

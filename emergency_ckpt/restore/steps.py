@@ -45,8 +45,9 @@ class StepDescription(NamedTuple):
       host_state: the non-tensor state of one process, of the calling process if that is available;
         None when there is none.
       tier: where leaves and host state were read.
-      written_s: Unix time of the commit in the persistent tier; None when the step is not there.
-      metrics: as given to ``save``, from the persistent tier.
+      written_s: Unix time of the commit in the persistent tier; None when the step is not there,
+        or the tier did not answer.
+      metrics: as given to ``save``, from the persistent tier; None as ``written_s``.
     """
 
     leaves: tuple[LeafSpec, ...]
@@ -226,15 +227,23 @@ class StepCatalog:
     def describe(self, step: int) -> StepDescription:
         """Return the contents of ``step``, from this process's RAM, else storage. Not collective.
 
-        StepNotFound when the step is in neither; PersistentTierError, CorruptData.
+        Where RAM has the step, the metrics of storage are left out if storage does not answer
+        within ``LISTING_TIMEOUT_S``. StepNotFound when the step is in neither tier;
+        PersistentTierError, CorruptData.
         """
         readers: list[tuple[TierName, StepReader]] = []
         missing: CheckpointError | None = None
         for tier in self.tiers:
+            deadline_s = time.monotonic() + LISTING_TIMEOUT_S if readers else None
             try:
-                readers.append((tier.name, tier.open_step(step)))
+                readers.append((tier.name, tier.open_step(step, deadline_s)))
             except (StepNotFound, CorruptData) as error:
                 missing = error
+            except PersistentTierError as error:
+                if not readers:
+                    raise
+                text = f"step {step} is in RAM, without what storage has of it: {error}"
+                self.parts.events.emit("persistent.problem", cause="unreachable", reason=text[:500])
         if not readers:
             raise StepNotFound("describe", f"step {step}", "it is in no tier at hand") from missing
         (name, reader), (_, last) = readers[0], readers[-1]

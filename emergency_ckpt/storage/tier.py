@@ -167,9 +167,9 @@ class PersistentTier:
             steps.append(SaveId(item.step, item.incarnation, run_id if is_ours else ""))
         return steps
 
-    def open_step(self, step: int) -> StoredStepReader:
+    def open_step(self, step: int, deadline_s: float | None = None) -> StoredStepReader:
         """Open the step that counts as ``step``, or the hidden step; StepNotFound, CorruptData."""
-        stored_step = self.found.find(step)
+        stored_step = self.found.find(step, deadline_s)
         if stored_step is None:
             raise StepNotFound("open", f"step {step}", f"it is not in {self.directory}")
         return self.reader(stored_step)

@@ -80,6 +80,21 @@ def test_what_is_in_a_step(world: World) -> None:
         assert ckpt.steps.describe(4)._replace(tier="") == in_both._replace(tier="")
 
 
+def test_contents_in_ram_need_no_storage(world: World) -> None:
+    with world.open_both(**KEEPS_THREE) as ckpt:
+        save_all(ckpt, world, 3, 4)
+        away = world.persistent.with_name("away")
+        world.persistent.rename(away)
+        world.persistent.symlink_to(world.persistent)
+        found = ckpt.steps.describe(4)
+        assert (found.tier, found.host_state, found.metrics) == ("local", {"at": 4}, None)
+        assert world.named("persistent.problem", cause="unreachable")
+        with pytest.raises(PersistentTierError):
+            ckpt.steps.describe(9)
+        world.persistent.unlink()
+        away.rename(world.persistent)
+
+
 def test_removed_step_is_gone_for_good(world: World) -> None:
     with world.open_both(**KEEPS_THREE) as ckpt:
         save_all(ckpt, world, 3, 4, 5)

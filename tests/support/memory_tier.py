@@ -144,7 +144,8 @@ class MemoryTier:
         chain = self._chain
         return "" if chain is None else chain.rejection_reason(save.step, save.incarnation)
 
-    def open_step(self, step: int) -> MemoryStep:
+    def open_step(self, step: int, deadline_s: float | None = None) -> MemoryStep:
+        del deadline_s
         if step not in self._steps:
             raise StepNotFound("open", f"step {step}", "it is not in memory")
         return self._steps[step]

@@ -220,9 +220,9 @@ class StoredSteps:
             and (chain is None or not chain.rejection_reason(item.step, item.incarnation))
         ]
 
-    def find(self, step: int) -> FoundStep | None:
+    def find(self, step: int, deadline_s: float | None = None) -> FoundStep | None:
         """Return the step that counts as ``step``, or the hidden step, as its files show it."""
-        deadline_s = self._storage.deadline_s(None)
+        deadline_s = self._storage.deadline_s(deadline_s)
         view = self.view(deadline_s)
         item, hidden = view.of(step), view.hidden(step)
         stored_step = None if item is None else self.inspect(view, item, deadline_s)
