@@ -90,11 +90,11 @@ def _system() -> str:
 
 def _born(pid: int) -> int | None:
     try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
+        stat = Path(f"/proc/{pid}/stat").read_bytes()
     except OSError:
         return None
-    # The second field is a name in parentheses, which may contain any character.
-    return int(stat.rpartition(")")[2].split()[19])
+    # The second field is a name in parentheses, which may contain any bytes.
+    return int(stat.rpartition(b")")[2].split()[19])
 
 
 class Claim:

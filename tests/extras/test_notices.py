@@ -316,6 +316,17 @@ def test_process_start_is_before_now_and_after_the_boot() -> None:
     assert 0.0 <= time.time() - process_start_s() < time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
+def test_process_start_under_a_name_cut_inside_a_letter() -> None:
+    """The kernel keeps the first 15 bytes of a name, which need not be UTF-8."""
+    place, before_s = Path("/proc/self/comm"), process_start_s()
+    name = place.read_bytes()
+    place.write_bytes("vierzehn Zeich\u00e9".encode())
+    try:
+        assert process_start_s() == pytest.approx(before_s, abs=1.0)
+    finally:
+        place.write_bytes(name)
+
+
 @pytest.mark.parametrize("text", ["", "aws", "sigterm", "file:", "file:relative", "file:/a\nb"])
 def test_source_that_is_none_is_named(text: str) -> None:
     with pytest.raises(

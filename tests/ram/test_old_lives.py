@@ -96,6 +96,23 @@ def test_holder_without_a_record_of_its_own_is_given_time(
     tier.close()
 
 
+def test_start_of_a_process_whose_name_is_cut_inside_a_letter(ramdisk: Path) -> None:
+    """The kernel keeps the first 15 bytes of a name, which need not be UTF-8."""
+    place = Path("/proc/self/comm")
+    name = place.read_bytes()
+    place.write_bytes("vierzehn Zeich\u00e9".encode())
+    try:
+        tier = open_tier(ramdisk)
+        dir_fd = os.open(tier.path, os.O_RDONLY)
+        owner = claims.read_owner(dir_fd)
+        os.close(dir_fd)
+        tier.close()
+    finally:
+        place.write_bytes(name)
+    assert owner is not None
+    assert owner.is_this_process
+
+
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"pid":"x"}', "\x00" * 5000])
 def test_record_that_cannot_be_read_is_no_owner(tier: LocalTier, text: str) -> None:
     tier.close()

@@ -210,7 +210,7 @@ class FlagFile:
 
 def process_start_s() -> float:
     """Return the Unix time at which this process started, from Linux's /proc."""
-    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    fields = Path("/proc/self/stat").read_bytes().rpartition(b")")[2].split()
     started_s = int(fields[19]) / os.sysconf("SC_CLK_TCK")  # since boot; field 22 of proc(5)
     return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + started_s
 
