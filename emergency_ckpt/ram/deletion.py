@@ -12,10 +12,11 @@ from emergency_ckpt import files
 HOST_STATE_DIRECTORY = "host_state"
 QUARANTINE_DIRECTORY = "quarantine"
 LEDGER = "ledger.json"
+MANIFEST_END = ".manifest.json"
 
 # Published names first, so that an interrupted deletion leaves nothing that counts.
 _DELETE_ORDER = (
-    re.compile(r"slot_\d{1,2}\.manifest\.json"),
+    re.compile(r"slot_\d{1,2}" + re.escape(MANIFEST_END)),
     re.compile(re.escape(LEDGER)),
     re.compile(r"slot_\d{1,2}\.bin"),
     re.compile(re.escape(files.TEMPORARY_PREFIX) + r".*"),

@@ -27,7 +27,7 @@ from emergency_ckpt.core.limits import MAX_DIRECTORIES_PER_RUN, MAX_SMALL_FILE_B
 from emergency_ckpt.errors import ConfigError, CorruptData, LocalTierError
 from emergency_ckpt.forked import drop_in_child
 from emergency_ckpt.json_decoders import decoder_of
-from emergency_ckpt.ram.deletion import delete_contents
+from emergency_ckpt.ram.deletion import LEDGER, MANIFEST_END, delete_contents
 from emergency_ckpt.ram.ownership import (
     ensure_run_directory,
     open_process_directory,
@@ -214,6 +214,20 @@ class Holder:
     def is_this_process(self) -> bool:
         return self.owner is not None and self.owner.is_this_process
 
+    @property
+    def has_nothing(self) -> bool:
+        """Return True when the directory has no record of an owner, and no save.
+
+        On a full ramdisk, where a record has no room, all processes of one start are such holders.
+        """
+        try:
+            size_bytes, names = os.stat(self.path / OWNER_LOCK).st_size, os.listdir(self.path)
+        except OSError:
+            return False
+        return not size_bytes and not any(
+            name == LEDGER or name.endswith(MANIFEST_END) for name in names
+        )
+
     def describe(self) -> str:
         """Return the process and its host, for people."""
         if self.owner is None:
@@ -223,15 +237,15 @@ class Holder:
 
 
 def claim_directory(
-    local_dir: Path, run_id: str, process_index: int, start: str = ""
+    local_dir: Path, run_id: str, process_index: int, start: str = "", *, is_settled: bool = False
 ) -> Claim | Holder:
     """Claim a process directory of a run: that of this index, else any unlocked, else a new one.
 
     The index in the name is only a label, since process ids may be permuted by a restart. Makes
     missing directories (0700); existing ones must belong to this user (``ownership``). Skips
     directories of processes of the same ``start``. Returns the Holder of a directory that a process
-    of another start holds, because this start may have to restore from it. LocalTierError when the
-    ramdisk cannot be used. Does not block.
+    of another start holds, because this start may have to restore from it. ``is_settled``: as of
+    ``claim_existing``. LocalTierError when the ramdisk cannot be used. Does not block.
     """
     label = f"process_{process_index:05d}"
     run_dir = local_dir / run_id
@@ -244,7 +258,8 @@ def claim_directory(
             names = itertools.chain([label], (f"{label}.{n}" for n in itertools.count(1)))
             fresh = (run_dir / name for name in names)
             for path in preferred + others:
-                if (claim_or_holder := claim_existing(path, start)) is not None:
+                claim_or_holder = claim_existing(path, start, is_settled=is_settled)
+                if claim_or_holder is not None:
                     return claim_or_holder
             new = next(path for path in fresh if not os.path.lexists(path))
             with contextlib.suppress(FileExistsError, FileNotFoundError):
@@ -262,8 +277,12 @@ def claim_directory(
     )
 
 
-def claim_existing(path: Path, start: str) -> Claim | Holder | None:
-    """Claim one directory for ``start``; None when another process of it has it, or it is gone."""
+def claim_existing(path: Path, start: str, *, is_settled: bool = False) -> Claim | Holder | None:
+    """Claim one directory for ``start``; None when another process of it has it, or it is gone.
+
+    ``is_settled``: a holder has had time for its record. One that has nothing is then taken for a
+    process of ``start``: there is nothing to restore from it.
+    """
     claim_or_holder = _claim(path, create=True)
     if isinstance(claim_or_holder, Claim):
         claim_or_holder.sign(start)
@@ -272,7 +291,7 @@ def claim_existing(path: Path, start: str) -> Claim | Holder | None:
         claim_or_holder.owner is not None and claim_or_holder.owner.start == start
     ):
         return None
-    return claim_or_holder
+    return None if is_settled and claim_or_holder.has_nothing else claim_or_holder
 
 
 def read_claim(path: Path, owner_uid: int | None = None) -> ReaderClaim | None:

@@ -26,8 +26,10 @@ _READS = (
 T = TypeVar("T")
 
 
-def claim_or_wait(claim: Callable[[], T | Holder], run_id: str, wait_s: float) -> T:
+def claim_or_wait(claim: Callable[[bool], T | Holder], run_id: str, wait_s: float) -> T:
     """Repeat ``claim`` until no process of another start holds the directory; return its result.
+
+    ``claim`` is told whether ``SETTLE_S`` is over: its ``is_settled``.
 
     Raises:
       LocalTierError: the holder is this process, or still holds it after ``wait_s`` seconds. The
@@ -36,11 +38,11 @@ def claim_or_wait(claim: Callable[[], T | Holder], run_id: str, wait_s: float) -
     begun_s = time.monotonic()
     has_warned = False
     while True:
-        result = claim()
+        waited_s = time.monotonic() - begun_s
+        result = claim(waited_s >= SETTLE_S)
         if not isinstance(result, Holder):
             return result
         limit_s = wait_s if result.is_certain else max(wait_s, SETTLE_S)
-        waited_s = time.monotonic() - begun_s
         if result.is_this_process or waited_s >= limit_s:
             raise _error(result, run_id, waited_s)
         if result.is_certain and not has_warned:

@@ -88,7 +88,9 @@ class LocalTier(HeldSaves):
         """
         claims.check_run_id(run_id)
         claim = claim_or_wait(
-            lambda: claims.claim_directory(local_dir, run_id, writer.process_index, start),
+            lambda is_settled: claims.claim_directory(
+                local_dir, run_id, writer.process_index, start, is_settled=is_settled
+            ),
             run_id,
             wait_s,
         )
@@ -142,7 +144,7 @@ class LocalTier(HeldSaves):
                 continue
             try:
                 claim = claim_or_wait(
-                    partial(claims.claim_existing, path, self._start), self._run_dir.name, wait_s
+                    partial(self._claim_existing, path), self._run_dir.name, wait_s
                 )
                 if claim is None:
                     continue
@@ -151,6 +153,9 @@ class LocalTier(HeldSaves):
                 raise files.local_error("adopt", str(path), error) from error
             with self._lock:
                 self._orphans.append(orphan)
+
+    def _claim_existing(self, path: Path, is_settled: bool) -> claims.Claim | claims.Holder | None:
+        return claims.claim_existing(path, self._start, is_settled=is_settled)
 
     def release_orphans(self) -> None:
         """Delete the adopted directories; release those that a reader serves.

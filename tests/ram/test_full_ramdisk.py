@@ -36,6 +36,7 @@ from tiers_support import (
 
 from emergency_ckpt.errors import LocalTierError, MemoryLimitReached, RamdiskFull
 from emergency_ckpt.files import local_error
+from emergency_ckpt.ram import old_lives
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,6 +82,24 @@ def test_slots_that_do_not_fit_are_refused_and_take_nothing(small: Ramdisk) -> N
         assert str(before) in str(caught.value)
     digest = write_save(tier, 1)
     assert_whole(tier, digest, 1)
+
+
+def test_processes_of_one_start_share_a_full_ramdisk(
+    small: Ramdisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The record that they are of one start has no room; a restore needs none."""
+    if not small.mounted:
+        pytest.skip("the ramdisk of the machine cannot be filled")
+    monkeypatch.setattr(old_lives, "SETTLE_S", 0.2)
+    small.fill()
+    tiers = [open_tier(small.path, process_index=index, start="one") for index in range(2)]
+    assert [tier.path.name for tier in tiers] == ["process_00000", "process_00001"]
+    for tier in tiers:
+        tier.adopt_orphans()
+    os.truncate(small.path / "filler", 0)
+    complete_save(tiers[0], 1)
+    with pytest.raises(LocalTierError, match=r"a process without a record holds .* step 1"):
+        open_tier(small.path, process_index=2, start="another")
 
 
 def test_growing_beyond_the_room_keeps_what_is_published(small: Ramdisk) -> None:
