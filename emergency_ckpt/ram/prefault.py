@@ -66,13 +66,21 @@ class Prefaulter:
             self._start()
 
     def ask_first(self, memories: Iterable[SlotMemory]) -> None:
-        """Touch and map this memory before any other: somebody may wait for it. Does not block."""
+        """Touch and map this memory before any other: somebody may wait for it. Does not block.
+
+        Where no thread can be started, the mapping is given up, and all goes on without it.
+        """
         missing = [memory for memory in memories if memory.mapped.missing]
         with self._lock:
             if missing and self._maps and not self._is_ending:
                 self._first = [*missing, *self._first]
-                self._start()
-                return
+                try:
+                    self._start()
+                except RuntimeError as error:  # the process may have no more threads
+                    self._warn(error)
+                    missing, self._first = self._first, []
+                else:
+                    return
         self._give_up(missing)
 
     def close(self, timeout_s: float) -> None:
@@ -84,8 +92,9 @@ class Prefaulter:
     def _start(self) -> None:
         if self._thread is None or not self._thread.is_alive():
             # A daemon thread inside native code aborts the process at interpreter exit.
-            self._thread = threading.Thread(None, self._run, "eckpt-prefault")
-            self._thread.start()
+            thread = threading.Thread(None, self._run, "eckpt-prefault")
+            thread.start()
+            self._thread = thread  # ``close`` cannot wait for one that was not started
 
     @property
     def _is_ending(self) -> bool:

@@ -72,6 +72,21 @@ def test_slots_are_mapped_once_and_unmapped_at_the_end(ramdisk: Path, machine: F
     assert not machine.mapped
 
 
+def test_slots_are_used_where_no_thread_can_map_them(ramdisk: Path, machine: FakeMachine) -> None:
+    """As at the limit of processes: the mapping is given up, and no slot is lost to it."""
+    tier = open_mapped(ramdisk, machine)
+    tier.reserve(SIZE_BYTES)
+    usual = threading.stack_size(1 << 46)  # more than any address space has
+    try:
+        for step in (1, 2, 3):
+            assert_whole(tier, complete_save(tier, step), step)
+    finally:
+        threading.stack_size(usual)
+    assert len(slot_files(tier)) == 2
+    assert not machine.mapped
+    tier.close()
+
+
 def test_slot_that_grows_or_goes_is_unmapped_first(ramdisk: Path, machine: FakeMachine) -> None:
     tier = open_mapped(ramdisk, machine)
     tier.prefault_in_background(SIZE_BYTES)
