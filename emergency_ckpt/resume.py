@@ -78,6 +78,7 @@ class Resume:
             parts.saver.ending.end_restore()
         (report,) = reports
         if restored is None or report is None:
+            parts.restore_parts.timelines.note_continuation()
             parts.saver.expect_steps_after(-1)
             if is_first:
                 parts.tell_begins_anew()
@@ -90,6 +91,7 @@ class Resume:
         parts, save, incarnation = self._parts, restored.save, restored.incarnation
         # Not ``restored.tier``, which may differ between processes.
         tier: TierName = PERSISTENT if restored.is_loaded else LOCAL
+        parts.restore_parts.timelines.begin(save, incarnation, is_requested=is_requested)
         parts.saver.continue_from(save, incarnation, tier, leaves_newer=is_requested)
         parts.events.locate(incarnation=incarnation)
         if parts.preservation is not None:

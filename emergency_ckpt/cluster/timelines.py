@@ -83,12 +83,10 @@ class Timelines:
         with self._lock:
             return self._bound if self._pending is None else self._pending
 
-    def begin(
-        self, known: Timeline | None, parent: SaveId, incarnation: str, *, is_requested: bool
-    ) -> None:
-        """Record that ``parent`` was restored, and that the job saves as ``incarnation`` now.
+    def learn(self, known: Timeline | None, parent: SaveId) -> None:
+        """Take over ``known``, the newest timeline of all processes and of storage.
 
-        ``known``: the newest timeline of all processes and of storage.
+        ``parent`` is being restored: a timeline that excludes it is not recorded.
         """
         with self._lock:
             before = newest(known, self._bound)
@@ -96,11 +94,19 @@ class Timelines:
                 before = known  # of two lives with the same number, all take that of the plan
             is_news = before != self._bound
             self._bound = before
-            self._pending = continued(before, parent, incarnation)
-            self._is_requested = is_requested
-            self._has_begun = True
         if is_news and not self.rejection_reason(parent.step, parent.incarnation):
             self._record()
+
+    def begin(self, parent: SaveId, incarnation: str, *, is_requested: bool) -> None:
+        """Note that the job saves as ``incarnation`` from now on, since it restored ``parent``.
+
+        After ``learn``, and only once all processes have settled: saves that a process makes under
+        its earlier incarnation would be lost with the first of them that is complete.
+        """
+        with self._lock:
+            self._pending = continued(self._bound, parent, incarnation)
+            self._is_requested = is_requested
+            self._has_begun = True
 
     def note_continuation(self) -> None:
         """Note that there is nothing to restore, or that saves go on after the newest step."""

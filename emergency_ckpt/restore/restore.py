@@ -11,8 +11,8 @@
 5. Host state. The documents are fetched, sent to the buddies, and applied (``host_state``).
 6. Agree. Each process reports how 3, or 4 and 5, went. All get one answer: done, with the new
    incarnation; once more from 2, without the copies that failed; or the end with an error.
-7. Settle. Each process forgets newer saves, and begins the incarnation. The caller ends this with a
-   round: no process trains before all have settled.
+7. Settle. Each process forgets newer saves. The caller ends this with a round: no process begins
+   the new incarnation, or trains, before all have settled.
 
 ``run`` is 1 to 6 and changes nothing of the saves to come; ``settle`` is 7.
 """
@@ -339,22 +339,18 @@ class Restore:
         """
         parts = self._parts
         if restored is None:
-            parts.timelines.note_continuation()
             # Leftovers of saves that never became complete must not mix with later saves.
             parts.tier.invalidate_newer(SaveId(-1, "", parts.config.run_name))
             parts.events.emit("restore.nothing")
             return None
-        is_requested = self._request.requested_step is not None
         # No leftover may look newer than the newest complete step. After a restore of a requested
         # step, newer steps count until the next save.
-        if not is_requested:
+        if self._request.requested_step is None:
             parts.tier.invalidate_newer(restored.save, restored.timeline)
         if restored.gathered is not None and restored.all_kept:
             # A process without room for its part would need these slots again in the next life.
             parts.tier.keep_only(restored.save, restored.gathered)
-        parts.timelines.begin(
-            restored.timeline, restored.save, restored.incarnation, is_requested=is_requested
-        )
+        parts.timelines.learn(restored.timeline, restored.save)
         # Lives without a save are suspect only in a job that saves: others do not count theirs.
         self._note_complete(restored, restored.lives + 1 if parts.config.save_plans() else 0)
         self._host_state.finish()

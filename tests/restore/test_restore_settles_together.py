@@ -121,3 +121,24 @@ def test_leftovers_that_cannot_be_forgotten_are_an_error_for_all(
         assert asked == ["working", "told"]
         assert host == {"at": 0}, "as it was before"
         assert checkpointer.restore(state=world.state(0))[0] == (1 if found else None)
+
+
+@pytest.mark.parametrize("asked", [4, None], ids=["by its number", "newest"])
+def test_saves_after_a_restore_that_failed_late_count(
+    world: World, monkeypatch: pytest.MonkeyPatch, asked: int | None
+) -> None:
+    """The loop goes on from its own state: no save of it belongs to the life that never began."""
+    with world.open_both(save_every=2) as checkpointer:
+        save_all(checkpointer, world, *range(1, 6))
+
+        def refuse(tier: LocalTier, size_bytes: int) -> NoReturn:
+            raise LocalTierError("reserve", "run", "no such device")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(LocalTier, "check_reservable", refuse)
+            with pytest.raises(LocalTierError):
+                checkpointer.restore(asked, state=world.state(0))
+        save_all(checkpointer, world, *range(6, 9))
+    world.restores(8, host=True)
+    world.lose_ram()
+    world.restores(8, host=True)
