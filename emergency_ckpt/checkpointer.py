@@ -413,7 +413,8 @@ class EmergencyCheckpointer:
 
         Raises:
           DeadlineExceeded: it takes longer than ``timeout_s`` (default: the maximum duration of a
-            save), or than the grace period after a preemption notice.
+            save), or than the grace period after a preemption notice, unless the job goes on: it
+            has called ``save`` at a later step.
         """
         self._saver.ending.wait_until_finished(timeout_s)
 

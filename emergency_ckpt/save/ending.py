@@ -64,6 +64,7 @@ class Ending:
         self._entry = entry
         self.last_step: int | None = None
         self.is_restoring = False
+        self._is_past_notice = False
         self._left = self._heard_at_end = False
         self._newest: LastStep | None = None
         if parts.persistent is not None and PERSISTENT in schedules:
@@ -75,6 +76,20 @@ class Ending:
             target=self._watch_notice, name="eckpt-overdue", daemon=True
         )
         self._thread.start()
+
+    def note_step(self, step: int) -> None:
+        """Note a step of the loop: one after that of a notice shows that the job goes on."""
+        self.last_step = step
+        sync_step = self._parts.watch.sync_step
+        self._is_past_notice = self._is_past_notice or sync_step not in (None, step)
+
+    @property
+    def _ends_at(self) -> int | None:
+        """The step at which a notice ends this job; None without a notice, or if the job goes on.
+
+        The grace period of a notice that did not end the job limits no wait.
+        """
+        return None if self._is_past_notice else self._parts.watch.sync_step
 
     def begin_restore(self) -> None:
         """Announce no more steps, before a restore; wait for the saves in progress."""
@@ -95,10 +110,10 @@ class Ending:
     def wait_until_finished(self, timeout_s: float | None = None) -> None:
         """As ``EmergencyCheckpointer.wait_until_finished``."""
         with self._parts.progress.inside("wait_until_finished", self._parts.config.longest_wait_s):
-            sync_step, deadline_s = self._parts.watch.sync_step, self._deadline_s(timeout_s)
+            sync_step, deadline_s = self._ends_at, self._deadline_s(timeout_s)
             for name, schedule in self._schedules.items():
                 if not schedule.worker.wait_idle(max(0.0, deadline_s - time.monotonic())):
-                    if sync_step is not None:
+                    if sync_step is not None and sync_step not in self._saved.of(name):
                         self.say_not_written(name, sync_step, "the time is over")
                     raise DeadlineExceeded(
                         "wait for", f"the save to the {name} tier", "it has not ended in time"
@@ -107,16 +122,15 @@ class Ending:
             left_s = max(0.0, deadline_s - time.monotonic())
             if preservation is not None and not preservation.wait_idle(left_s):
                 raise DeadlineExceeded("wait for", "the removal of old steps", "not done in time")
-            if sync_step is not None and not self._left:
+            if self._parts.watch.sync_step is not None and not self._left:
                 self._left = True
                 leave_together(self._parts.coordinator, max(1.0, self._parts.watch.grace_left_s()))
 
     def _deadline_s(self, timeout_s: float | None) -> float:
         """Return the end of ``timeout_s`` (None: of the longest wait), or of a grace period."""
-        config, watch = self._parts.config, self._parts.watch
-        limit_s = config.longest_wait_s if timeout_s is None else timeout_s
-        if watch.sync_step is not None:
-            limit_s = min(limit_s, watch.grace_left_s())
+        limit_s = self._parts.config.longest_wait_s if timeout_s is None else timeout_s
+        if self._ends_at is not None:
+            limit_s = min(limit_s, self._parts.watch.grace_left_s())
         return time.monotonic() + limit_s
 
     def end_training(self, timeout_s: float | None = None) -> None:

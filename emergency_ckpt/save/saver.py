@@ -306,7 +306,7 @@ class Saver:
 
         Also of a loop that calls ``save`` only where ``should_save`` is True.
         """
-        self.ending.last_step = step
+        self.ending.note_step(step)
         return step < self._newest_due
 
     def _tell_older(self, step: int) -> None:

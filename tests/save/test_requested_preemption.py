@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from world import World, finish
+from faults import SlowStorage
+from world import LONG_S, World, finish
 
 from emergency_ckpt import EmergencyCheckpointer
 from emergency_ckpt.errors import CheckpointError
@@ -62,3 +64,29 @@ def test_request_that_nobody_heeds_is_an_error(world: World, *, is_stopped: bool
             ckpt.stop()
         (error,) = request(ckpt)
         assert isinstance(error, CheckpointError)
+
+
+def test_waits_of_a_job_that_goes_on_outlast_the_grace(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing ends the job after the notice, and a later save to storage takes its time."""
+    with (
+        ThreadPoolExecutor(1) as pool,
+        world.open_both(save_every=100, preemption_grace_s=0.01) as ckpt,
+    ):
+        assert request(ckpt) == []
+        assert save(ckpt, world, 1)
+        world.wait_for("persistent.complete", step=1)
+        slow = SlowStorage(monkeypatch)
+        assert ckpt.save(step=2, state=world.state(2), force=True)
+        assert slow.reached.wait(LONG_S)
+        waiting = pool.submit(ckpt.wait_until_finished)
+        try:
+            with pytest.raises(TimeoutError):
+                waiting.result(0.3)
+        finally:
+            slow.go_on.set()
+        waiting.result(LONG_S)
+    assert world.named("preemption.missed") == []
+    world.lose_ram()
+    world.restores(2)
