@@ -279,11 +279,13 @@ class EmergencyCheckpointer:
         A loop may call ``save`` where this is True alone: the call names the loop's step, and warns
         of an older one, as ``save`` does.
 
-        Raises the error of a policy; CheckpointError after ``stop``.
+        Raises the error of a policy; InvalidState for what is no step; CheckpointError after
+        ``stop``.
         """
         self._check_running("ask about")
+        step = step_number("ask about", step)
         self._progress.note(step)
-        return self._saver.should_save(step_number("ask about", step))
+        return self._saver.should_save(step)
 
     def _check_running(self, operation: str) -> None:
         if self._end.has_come:
@@ -296,8 +298,9 @@ class EmergencyCheckpointer:
         True on every process from the same step on, the first that no process had begun when the
         notice came; ``save`` saves it in both tiers. The loop then calls ``wait_until_finished``
         and ends. Call it after every step, or never. It does not block, except for a moment after a
-        notice.
+        notice. InvalidState for what is no step.
         """
+        step = step_number("ask about", step)
         self._progress.note(step)
         return self._opened.watch.reached(step)
 

@@ -29,6 +29,7 @@ from emergency_ckpt.errors import (
     StepNotFound,
 )
 from emergency_ckpt.events import Event
+from emergency_ckpt.observer import JobView, Observer
 
 
 def test_save_and_restore(world: World) -> None:
@@ -380,6 +381,25 @@ def test_steps_without_a_save_do_nothing(world: World) -> None:
         for step in range(1, 10):
             assert not checkpointer.save(step=step, state=Untouchable(), host_state=Untouchable())
         assert len(world.events) == before
+
+
+@pytest.mark.parametrize("of_kind", [np.int64, jnp.int32], ids=["numpy", "jax"])
+def test_step_outlives_the_array_that_named_it(world: World, of_kind: Any) -> None:
+    """Asked with the step of a state, which the next step of training donates."""
+
+    class Watching(Observer):
+        def join(self, job: JobView) -> None:
+            self.progress = job.progress
+
+    watching = Watching()
+    with world.open(local_save_every=100, on_event=watching) as checkpointer:
+        asks = (checkpointer.should_save, checkpointer.reached_preemption)
+        for number, ask in enumerate((*asks, *asks), 1):
+            step = of_kind(number)
+            assert not ask(step)
+            if isinstance(step, jax.Array):
+                step.delete()
+            assert type(watching.progress.read().step) is int
 
 
 def test_second_checkpointer_of_run_in_one_process_is_error(world: World) -> None:
