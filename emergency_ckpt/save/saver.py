@@ -173,7 +173,8 @@ class Saver:
             if parts.persistent is not None and parts.process[0] == 0:
                 schedule = self._schedules.get(PERSISTENT)
                 if schedule is not None and PERSISTENT not in saves_to:
-                    schedule.worker.submit_next(partial(parts.persistent.roll_back, save))
+                    roll_back, writers = parts.persistent.roll_back, self._known_writers
+                    schedule.worker.submit_next(lambda: roll_back(save, writers))
         parts.timelines.begin_unrestored(save)
 
     def _begin_all(self, due: Sequence[TierName], request: SaveRequest) -> bool:
@@ -258,7 +259,7 @@ class Saver:
 
         In the thread of the announcements.
         """
-        parts, schedule, placement = self._parts, self._schedules[name], self.work.placement
+        parts, schedule = self._parts, self._schedules[name]
         if not schedule.is_behind(step):
             return  # a save of this step or of a later step has begun here, as the others know
         schedule.note_due(step)
@@ -267,7 +268,13 @@ class Saver:
         if name == LOCAL:
             parts.local.tell_late(save)
         elif parts.persistent is not None:
-            parts.persistent.tell_late(save, () if placement is None else placement.writers)
+            parts.persistent.tell_late(save, self._known_writers)
+
+    @property
+    def _known_writers(self) -> Sequence[int]:
+        """Return the writers of saves to storage; empty before a state was placed."""
+        placement = self.work.placement
+        return () if placement is None else placement.writers
 
     def _not_newer(self, step: int) -> InvalidState:
         problem = f"step {self._newest_due}, which was saved or restored, is newer"

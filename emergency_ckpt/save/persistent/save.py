@@ -149,19 +149,25 @@ class PersistentSaves:
             default=None,
         )
 
-    def roll_back(self, save: SaveId) -> None:
-        """As ``StoredChain.roll_back``, for times without a save to storage under way."""
-        self._chain.roll_back(save)
+    def roll_back(self, save: SaveId, writers: Sequence[int]) -> None:
+        """As ``StoredChain.roll_back``, for times without a save to storage under way.
+
+        ``writers``: as of ``tell_late``, for the saves that ``note_skipped`` names meanwhile.
+        """
+        try:
+            self._chain.roll_back(save)
+        finally:
+            self._tell_skipped(writers)
 
     def end_waits(self) -> None:
         """End all waits for outcomes that others decide, now and later, since this process ends."""
         self._rounds.end_waits()
 
     def note_skipped(self, save: SaveId) -> None:
-        """Leave ``save`` out here, since the previous save is under way.
+        """Leave ``save`` out here, while a save, or other work for storage, is under way.
 
-        From any thread; does not block. A background thread tells the others as soon as the
-        previous save has ended here.
+        From any thread; does not block. A background thread tells the others as soon as that work
+        has ended here.
         """
         self._skipped.put(save)
 
@@ -182,12 +188,19 @@ class PersistentSaves:
         try:
             complete = self._run(job)
         finally:
-            with contextlib.suppress(queue.Empty):
-                while True:
-                    save = self._skipped.get_nowait()
-                    if not (complete and save.step == job.save.step):
-                        self._tell(save, job.writers, StageReport(SKIPPED))
+            self._tell_skipped(job.writers, job.save.step if complete else None)
         return complete
+
+    def _tell_skipped(self, writers: Sequence[int], complete: int | None = None) -> None:
+        """Tell the others of the saves that ``note_skipped`` named, but for the step ``complete``.
+
+        At the end of all work during which a save may be left out: the others wait for it.
+        """
+        with contextlib.suppress(queue.Empty):
+            while True:
+                save = self._skipped.get_nowait()
+                if save.step != complete:
+                    self._tell(save, writers, StageReport(SKIPPED))
 
     def leave_out(self, save: SaveId, writers: Sequence[int], reason: str) -> None:
         """Tell the others that this process takes no part in ``save``.
@@ -196,6 +209,7 @@ class PersistentSaves:
         """
         self.problem = reason
         self._tell(save, writers, StageReport(reason))
+        self._tell_skipped(writers)
 
     def tell_pause(self, save: SaveId, writers: Sequence[int]) -> None:
         """Tell all that the first of the ``writers``, this process, leaves ``save`` out. Blocks."""
@@ -203,6 +217,7 @@ class PersistentSaves:
         with contextlib.suppress(CoordinationError):  # the keys go later, or never
             self._rounds.tidy(writers)
         self._tell(save, writers, StageReport(_PAUSE, "paused"))
+        self._tell_skipped(writers)
 
     def _tell(self, save: SaveId, writers: Sequence[int], report: StageReport) -> None:
         """Tell the other writers if this process is a writer; else the writer of its host state."""

@@ -298,6 +298,29 @@ def test_second_save_skipped_is_told_only_where_needed(job: Job, fails: bool) ->
     assert bool(told) == fails
 
 
+OTHER_WORK: list[Callable[[PersistentSaves, SaveId], None]] = [
+    lambda saves, save: saves.roll_back(save, TOPOLOGY.writers),
+    lambda saves, save: saves.tell_pause(save, TOPOLOGY.writers),
+    lambda saves, save: saves.leave_out(save, TOPOLOGY.writers, "it is not in RAM"),
+]
+
+
+@pytest.mark.parametrize("work", OTHER_WORK, ids=["roll_back", "tell_pause", "leave_out"])
+def test_save_skipped_beside_other_work_is_told(
+    job: Job, work: Callable[[PersistentSaves, SaveId], None]
+) -> None:
+    """The first writer is busy for storage, but with no save; the others begin the save."""
+    job.saves[0].note_skipped(SaveId(2, LIFE, "run"))
+    work(job.saves[0], SaveId(1, LIFE, "run"))
+    others = range(1, TOPOLOGY.process_count)
+    with ThreadPoolExecutor(TOPOLOGY.process_count) as pool:
+        ended = pool.map(lambda process: job.saves[process].run(_empty_save(2)), others)
+        assert not any(ended)
+    for process in others:
+        with pytest.raises(SaveFailed, match="previous save was under way"):
+            job.failures[process].raise_pending()
+
+
 def test_tell_pause_ends_the_save_everywhere_without_a_failure(job: Job) -> None:
     counts: list[int] = []
     for step in range(1, 21):
