@@ -29,6 +29,7 @@ from emergency_ckpt.storage.calls import release_workers
 from emergency_ckpt.types import LOCAL, PERSISTENT, SaveId, TierName
 
 _STOP_TIMEOUT_S = 30.0
+_LEAST_STOP_S = 1.0
 _LOOK_S = 1.0
 _JOIN_S = 5.0
 _END_S = 30.0
@@ -110,21 +111,41 @@ class Ending:
     def wait_until_finished(self, timeout_s: float | None = None) -> None:
         """As ``EmergencyCheckpointer.wait_until_finished``."""
         with self._parts.progress.inside("wait_until_finished", self._parts.config.longest_wait_s):
-            sync_step, deadline_s = self._ends_at, self._deadline_s(timeout_s)
-            for name, schedule in self._schedules.items():
-                if not schedule.worker.wait_idle(max(0.0, deadline_s - time.monotonic())):
-                    if sync_step is not None and sync_step not in self._saved.of(name):
-                        self.say_not_written(name, sync_step, "the time is over")
-                    raise DeadlineExceeded(
-                        "wait for", f"the save to the {name} tier", "it has not ended in time"
-                    )
+            deadline_s = self._deadline_s(timeout_s)
+            self._wait_for_saves(deadline_s)
             preservation = self._parts.preservation
-            left_s = max(0.0, deadline_s - time.monotonic())
-            if preservation is not None and not preservation.wait_idle(left_s):
-                raise DeadlineExceeded("wait for", "the removal of old steps", "not done in time")
+            if preservation is not None and self._ends_at is not None:
+                preservation.let_go()  # the save of the notice is there, and the time is short
+            elif preservation is not None:
+                left_s = max(0.0, deadline_s - time.monotonic())
+                if not preservation.wait_idle(left_s):
+                    target, problem = "the removal of old steps", "not done in time"
+                    raise DeadlineExceeded("wait for", target, problem)
             if self._parts.watch.sync_step is not None and not self._left:
                 self._left = True
                 leave_together(self._parts.coordinator, max(1.0, self._parts.watch.grace_left_s()))
+
+    def wait_before_restore(self) -> None:
+        """Wait for the saves in progress; a removal of old steps ends after its present step.
+
+        Only process 0 removes steps: it must not keep the others waiting.
+        """
+        # A job that restores goes on after a notice.
+        self._is_past_notice = self._parts.watch.sync_step is not None
+        with self._parts.progress.inside("restore", self._parts.config.longest_wait_s):
+            self._wait_for_saves(self._deadline_s(None))
+        if self._parts.preservation is not None:
+            self._parts.preservation.let_go()
+
+    def _wait_for_saves(self, deadline_s: float) -> None:
+        for name, schedule in self._schedules.items():
+            if not schedule.worker.wait_idle(max(0.0, deadline_s - time.monotonic())):
+                step = self._ends_at
+                if step is not None and step not in self._saved.of(name):
+                    self.say_not_written(name, step, "the time is over")
+                raise DeadlineExceeded(
+                    "wait for", f"the save to the {name} tier", "it has not ended in time"
+                )
 
     def _deadline_s(self, timeout_s: float | None) -> float:
         """Return the end of ``timeout_s`` (None: of the longest wait), or of a grace period."""
@@ -193,7 +214,9 @@ class Ending:
                     if step not in self._saved.of(name):
                         self.say_not_written(name, step, why)
         finally:
-            self.end_threads(_STOP_TIMEOUT_S)
+            is_short = self._ends_at is not None
+            left_s = self._parts.watch.grace_left_s() if is_short else _STOP_TIMEOUT_S
+            self.end_threads(min(_STOP_TIMEOUT_S, max(_LEAST_STOP_S, left_s)))
 
     def abandon(self, timeout_s: float) -> None:
         """Wait so long for saves in progress, then end all threads that end soon; never raise.

@@ -46,6 +46,7 @@ class Preservation:
         self._changed = threading.Condition()
         self._holders = 0
         self._is_removing = False
+        self._let_go = 0  # how often ``let_go`` was called
         self._worker: BackgroundWorker | None = None
         if policy is not None or keep_last_n is not None:
             self._worker = BackgroundWorker("eckpt-preservation", failures, SAVE_NICENESS)
@@ -66,6 +67,7 @@ class Preservation:
         """
         with self._changed:
             self._failed_steps -= {step}
+            let_go = self._let_go
         if self._worker is None:
             return ()
         try:
@@ -76,11 +78,21 @@ class Preservation:
             self._failures.record(failure, cause=error)
             return ()
         try:
-            self._worker.submit_next(lambda: self._run(steps, incarnation))
+            self._worker.submit_next(lambda: self._run(steps, incarnation, let_go))
         except RuntimeError as error:
             logging.warning("no old step is removed from storage: %s", error)
             return ()
         return steps
+
+    def let_go(self) -> None:
+        """End a removal after its present step, and one that has not begun; do not wait for it.
+
+        The next save looks again. For the end of a job, which has little time after a notice, and
+        before a restore, which may return to a step that the removal was to take.
+        """
+        with self._changed:
+            self._let_go += 1
+            self._changed.notify_all()
 
     @contextlib.contextmanager
     def held(self) -> Generator[None]:
@@ -107,16 +119,18 @@ class Preservation:
 
     def stop(self, timeout_s: float) -> bool:
         """End the thread; steps not yet removed stay. False when it did not end in time."""
+        self.let_go()
         return self._worker is None or self._worker.stop(timeout_s)
 
-    def _run(self, steps: Sequence[int], incarnation: str) -> None:
+    def _run(self, steps: Sequence[int], incarnation: str, let_go: int) -> None:
+        """Remove ``steps``, until ``let_go`` is called once more than so often."""
         with self._changed:
-            self._changed.wait_for(lambda: self._holders == 0)
-            self._is_removing = True
+            self._changed.wait_for(lambda: self._holders == 0 or self._let_go != let_go)
+            self._is_removing = self._let_go == let_go
         try:
             for step in steps:
                 with self._changed:
-                    if self._holders:
+                    if self._holders or self._let_go != let_go:
                         return  # the next save looks again
                 self._writer.retire(step, incarnation)
         except PersistentTierError as error:  # a clean-up's error is never a save's

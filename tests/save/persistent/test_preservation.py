@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import orbax.checkpoint as ocp
 import pytest
 from orbax.checkpoint import checkpoint_managers as ocm
 from persistent_steps import RUN_ID, complete_steps, fill, life, save_over, writer_of
-from world import World, save
+from world import World, save, save_all
 
 from emergency_ckpt.background import Failures
 from emergency_ckpt.errors import SaveFailed
@@ -211,6 +212,94 @@ def test_save_while_others_are_removed_is_looked_at_too(tmp_path: Path) -> None:
     assert preservation.wait_idle(LONG_S)
     assert complete_steps(directory) == [30, 40]
     preservation.stop(LONG_S)
+
+
+def test_removal_that_is_let_go_ends_after_its_present_step(tmp_path: Path) -> None:
+    directory = str(tmp_path / "run")
+    fill(directory, STEPS)
+    writer = StalledWriter(PersistentTier(directory))
+    preservation = keeping_last(1, writer)
+    preservation.after_save()
+    assert writer.asked.wait(LONG_S)
+    preservation.after_save()  # one more, which has not begun
+    preservation.let_go()
+    writer.answers.set()
+    assert preservation.wait_idle(LONG_S)
+    assert complete_steps(directory) == [20, 30, 40]
+    preservation.after_save()
+    assert preservation.wait_idle(LONG_S)
+    assert complete_steps(directory) == [40], "the next save looks again"
+    preservation.stop(LONG_S)
+
+
+class StalledRemovals:
+    """All writers of this process: the first removal of a step waits, and each later one apart."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.asked, self.first, self.rest = (threading.Event() for _ in range(3))
+        retire = DirectoryWriter.retire
+
+        def retire_late(writer: DirectoryWriter, step: int, incarnation: str) -> None:
+            answers = self.rest if self.asked.is_set() else self.first
+            self.asked.set()
+            assert answers.wait(LONG_S)
+            retire(writer, step, incarnation)
+
+        monkeypatch.setattr(DirectoryWriter, "retire", retire_late)
+
+
+def three_steps(world: World) -> None:
+    with world.open_both(save_every=1) as checkpointer:
+        save_all(checkpointer, world, 1, 2, 3)
+
+
+def test_preemption_does_not_wait_for_a_removal(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The step of the notice is in storage: the process ends as it should, within its grace."""
+    three_steps(world)
+    stalled = StalledRemovals(monkeypatch)
+    settings = {"save_every": 100, "keep_last_n": 1, "preemption_grace_s": 15.0}
+    with world.open_both(**settings) as checkpointer:
+        checkpointer.restore(state=world.state(0))
+        checkpointer.request_preemption()
+        save(checkpointer, world, 4)
+        assert stalled.asked.wait(LONG_S)
+        try:
+            checkpointer.wait_until_finished()
+        finally:
+            stalled.first.set()
+            stalled.rest.set()
+    assert world.named("preemption.missed") == []
+    assert complete_steps(str(world.persistent)) == [2, 3, 4]
+    world.lose_ram()
+    world.restores(4)
+
+
+def test_restore_ends_a_removal_of_the_step_it_returns_to(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    three_steps(world)
+    stalled = StalledRemovals(monkeypatch)
+    with (
+        ThreadPoolExecutor(1) as pool,
+        world.open_both(save_every=1, keep_last_n=1) as checkpointer,
+    ):
+        checkpointer.restore(state=world.state(0))
+        save(checkpointer, world, 4)
+        assert stalled.asked.wait(LONG_S)  # for step 1
+        restoring = pool.submit(checkpointer.restore, 2, state=world.state(0))
+        with pytest.raises(TimeoutError):
+            restoring.result(0.5)
+        stalled.first.set()
+        try:
+            assert restoring.result(LONG_S)[0] == 2
+        finally:
+            stalled.rest.set()
+        checkpointer.wait_until_finished()
+        assert complete_steps(str(world.persistent)) == [2, 3, 4]
+        save_all(checkpointer, world, 3)
+    assert complete_steps(str(world.persistent)) == [3]
 
 
 class Raises:
