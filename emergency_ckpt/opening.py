@@ -53,6 +53,7 @@ from emergency_ckpt.storage.tier import PersistentTier
 from emergency_ckpt.types import PERSISTENT
 
 _PROBE_TIMEOUT_S = 20.0
+_END_THREADS_S = 5.0
 _LOOPBACK = "127.0.0.1"
 
 
@@ -140,21 +141,21 @@ class Opened:
         self.member = member = Membership(
             config, process, start, events, self._look_at_storage, self.link.mapper
         )
-        if process[0] != 0:
-            self._storage = self._open_storage()
-        events.locate(incarnation=member.incarnation)
         grace_s = config.preemption_grace_s
         heeds = config.heeds_preemption
         notices = find_notices(member.coordinator, grace_s, events) if heeds else None
         self.watch = PreemptionWatch(notices, grace_s=grace_s)
         self.left_processes = LeftProcesses(member.coordinator)
         try:
+            if process[0] != 0:
+                self._storage = self._open_storage()
+            events.locate(incarnation=member.incarnation)
             self._assemble()
-            # Also so that no process's restore timeout runs while the leader waits for storage.
-            limit_s = config.start_timeout_s
-            errors = run_on_all(member.coordinator, "opened", self._check, self.watch, limit_s)
-            if errors:
-                raise RestoreFailed("start", "the job", errors)
+            try:
+                self._check_on_all()
+            except BaseException:
+                self.saver.ending.end_threads(_END_THREADS_S)
+                raise
         except BaseException as error:
             self.expect_no_step()
             self._leave(text_of(error))
@@ -360,6 +361,13 @@ class Opened:
         return self.preservation.held() if self.preservation else contextlib.nullcontext()
 
     # The checks.
+
+    def _check_on_all(self) -> None:
+        # Also so that no process's restore timeout runs while the leader waits for storage.
+        limit_s = self.config.start_timeout_s
+        errors = run_on_all(self.member.coordinator, "opened", self._check, self.watch, limit_s)
+        if errors:
+            raise RestoreFailed("start", "the job", errors)
 
     def _check(self) -> None:
         """Check what ``require`` names; `eckpt doctor` checks the rest before a start."""

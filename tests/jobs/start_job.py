@@ -18,7 +18,7 @@ from job_process import JobProcess, finish, mesh_of, programs_of, run_program, s
 from launch_support import wait_until
 from persistent_steps import complete_steps, life, writer_of
 
-from emergency_ckpt.errors import CheckpointError
+from emergency_ckpt.errors import CheckpointError, ConfigError
 from emergency_ckpt.storage import PersistentTier
 from emergency_ckpt.transfer import TransferServer
 
@@ -110,6 +110,18 @@ def storage_refuses(world: JobProcess) -> Any:
     (directory / "host_state").write_text("in the way")
     settings = {"dir": str(directory), "save_every": 2, "require": {"storage"}}
     return attempt(world, "storage_refuses", **settings)
+
+
+def storage_unknown_to_one(world: JobProcess) -> Any:
+    """One image lacks the package for the bucket; mended, the job starts on the same hosts."""
+    lacking = ConfigError(["gs:// needs gcsfs, which is not installed"], target="gs://bucket")
+    settings = {"dir": str(world.root / "unknown"), "save_every": 2}
+    with contextlib.ExitStack() as stack:
+        if world.process == 1:
+            refuses = mock.patch.object(PersistentTier, "__init__", side_effect=lacking)
+            stack.enter_context(refuses)
+        refused = attempt(world, "storage_unknown_to_one", **settings)
+    return refused, attempt(world, "storage_unknown_to_one", **settings)
 
 
 def closed_port(world: JobProcess) -> Any:

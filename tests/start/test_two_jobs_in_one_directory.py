@@ -6,6 +6,7 @@ import contextlib
 import errno
 import os
 import stat
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -58,12 +59,18 @@ def persist(world: World, *steps: int, **settings: Any) -> None:
         save_all(ckpt, world, *steps)
 
 
+def saving_threads() -> list[str]:
+    names = ("eckpt-local-saves", "eckpt-persistent-saves", "eckpt-preservation", "eckpt-overdue")
+    return sorted(each.name for each in threading.enumerate() if each.name.startswith(names))
+
+
 def test_second_run_in_a_directory_is_told_at_its_start(world: World) -> None:
     persist(world, 1, 2)
-    before = contents(world)
+    before, threads = contents(world), saving_threads()
     with pytest.raises(DirectoryInUse, match=r"'run' saves there.*'other'.*eckpt doctor --adopt"):
         world.open_both(**STORAGE, run_id="other", keep_last_n=1)
     assert contents(world) == before
+    assert saving_threads() == threads, "a supervisor may try again for hours"
     assert whole(world) == [1, 2]
 
 

@@ -67,6 +67,16 @@ def test_start_with_required_storage_refused_fails_on_all(seen: Results) -> None
         assert "host_state/probe-" in outcome["text"], outcome
 
 
+def test_start_with_storage_unknown_to_one_fails_on_all(seen: Results) -> None:
+    """At once: the others do not wait for the process that has left."""
+    first, second = of(seen, "storage_unknown_to_one")
+    assert second[0]["error"] == "ConfigError", second
+    assert first[0]["error"] == "PeerLeft", first
+    assert "gs:// needs gcsfs" in first[0]["text"]
+    for _, again in (first, second):
+        assert again["error"] == "", again
+
+
 def test_start_with_a_required_peers_port_closed_fails_on_all(seen: Results) -> None:
     first, second = of(seen, "closed_port")
     assert first["error"] == "PeerUnreachable"
