@@ -248,8 +248,9 @@ class EmergencyCheckpointer:
             items; equal on all processes. None: one item, and the metrics.
 
         Raises:
-          InvalidState: a leaf cannot be saved, the step is no whole number from 0 on, or the
-            metrics are not JSON values. HostStateError: ``host_state`` cannot be saved.
+          InvalidState: a leaf cannot be saved, the step is no whole number from 0 on, the metrics
+            are not JSON values, or a signal handler calls this method inside of it.
+          HostStateError: ``host_state`` cannot be saved.
           RamdiskFull: at the first save, when ``restore`` was not called before.
           SystemExit: with ``on_preemption="exit"``, at the sync point.
           PeerLeft: a process has died, so that the arrays of ``state`` will never be computed.

@@ -21,7 +21,7 @@ from absl import logging
 from emergency_ckpt.background import join
 from emergency_ckpt.cluster.round import leave_together
 from emergency_ckpt.core.save.ending import Overdue, missed_text, overdue_work, unstored_text
-from emergency_ckpt.errors import CheckpointError, DeadlineExceeded
+from emergency_ckpt.errors import CheckpointError, DeadlineExceeded, InvalidState
 from emergency_ckpt.save.last_step import LastStep
 from emergency_ckpt.save.save_work import SavedSteps, SaverParts, SaveWork
 from emergency_ckpt.save.schedule import DueSaves, TierSchedule
@@ -45,6 +45,7 @@ class Ending:
     Attributes:
       last_step: of the last call of ``save`` or ``should_save`` since the start or a restore; None
         without a call.
+      is_saving: the thread that holds ``entry`` is in ``save``.
       is_restoring: while True, no step is announced or brought to storage.
     """
 
@@ -55,7 +56,7 @@ class Ending:
         saved: SavedSteps,
         work: SaveWork,
         due: DueSaves,
-        entry: threading.Lock,
+        entry: threading.RLock,
     ) -> None:
         self._parts = parts
         self._schedules = schedules
@@ -64,7 +65,7 @@ class Ending:
         self._due = due
         self._entry = entry
         self.last_step: int | None = None
-        self.is_restoring = False
+        self.is_saving = self.is_restoring = False
         self._is_past_notice = False
         self._left = self._heard_at_end = False
         self._newest: LastStep | None = None
@@ -92,9 +93,17 @@ class Ending:
         """
         return None if self._is_past_notice else self._parts.watch.sync_step
 
+    def check_entry(self, operation: str, target: str) -> None:
+        """Raise InvalidState inside ``save``, in its thread: the caller holds ``entry``."""
+        if self.is_saving:
+            problem = "this thread is in save already, and a signal handler has interrupted it"
+            hint = "call request_preemption in the handler: the next step is saved then"
+            raise InvalidState(operation, target, problem, hint=hint)
+
     def begin_restore(self) -> None:
         """Announce no more steps, before a restore; wait for the saves in progress."""
         with self._entry:
+            self.check_entry("restore", "state")
             self.is_restoring = True
         self._due.stop(_END_S)
         for schedule in self._schedules.values():  # of a save that began in another thread

@@ -90,7 +90,8 @@ class Saver:
         self._turn = TurnWait(parts)
         self._begun: dict[TierName, SaveId] = {}
         self._goes_on_from: SaveId | None = None
-        self._entry = threading.Lock()
+        # Reentrant for signal handlers, which run inside the code that they interrupt.
+        self._entry = threading.RLock()
         self._is_storage_prepared = PERSISTENT not in self._schedules
         self._due = DueSaves(
             self._schedules,
@@ -113,10 +114,17 @@ class Saver:
     ) -> bool:
         """As ``EmergencyCheckpointer.save``."""
         with self._entry:
-            begun = self._save(step, state, host_state, force=force, metrics=metrics, orbax=orbax)
-            if not self._is_storage_prepared:
-                self._prepare_storage()
-            return begun
+            self.ending.check_entry("save", f"step {step}")
+            self.ending.is_saving = True
+            try:
+                begun = self._save(
+                    step, state, host_state, force=force, metrics=metrics, orbax=orbax
+                )
+                if not self._is_storage_prepared:
+                    self._prepare_storage()
+                return begun
+            finally:
+                self.ending.is_saving = False
 
     def _save(
         self,

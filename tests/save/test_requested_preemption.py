@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -10,7 +11,7 @@ from faults import SlowStorage
 from world import LONG_S, World, finish
 
 from emergency_ckpt import EmergencyCheckpointer
-from emergency_ckpt.errors import CheckpointError
+from emergency_ckpt.errors import CheckpointError, InvalidState
 
 
 def request(ckpt: EmergencyCheckpointer) -> list[BaseException]:
@@ -55,6 +56,41 @@ def test_loop_that_asks_for_no_notice_saves_at_a_request(world: World) -> None:
         assert save(ckpt, world, 2)
         finish(ckpt)
     world.restores(2)
+
+
+def test_handler_that_saves_inside_save_is_told_what_to_call(world: World) -> None:
+    told: list[InvalidState] = []
+
+    class Interrupted:
+        def get_state(self) -> int:
+            signal.raise_signal(signal.SIGUSR1)
+            return 2
+
+        def set_state(self, state: int) -> None:
+            """Nothing to set."""
+
+    def on_signal(number: int, frame: object) -> None:
+        for call in (
+            lambda: ckpt.save(step=2, state=world.state(2), force=True),
+            lambda: ckpt.restore(state=world.state(0)),
+        ):
+            with pytest.raises(InvalidState, match="request_preemption") as found:
+                call()
+            told.append(found.value)
+        ckpt.request_preemption()
+
+    before = signal.signal(signal.SIGUSR1, on_signal)
+    try:
+        with world.open_both(save_every=100) as ckpt:
+            assert ckpt.save(step=2, state=world.state(2), host_state=Interrupted())
+            finish(ckpt)
+            assert ckpt.reached_preemption(3)
+            assert save(ckpt, world, 3)
+            finish(ckpt)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert len(told) == 2
+    world.restores(3)
 
 
 @pytest.mark.parametrize("is_stopped", [True, False])
