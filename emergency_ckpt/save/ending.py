@@ -36,6 +36,13 @@ _END_S = 30.0
 """Longest wait for the leader to announce no more steps: all processes of a job end together."""
 
 
+def inside_save(operation: str, target: str) -> InvalidState:
+    """Return the error of a call that a signal handler makes inside ``save``."""
+    problem = "this thread is in save already, and a signal handler has interrupted it"
+    hint = "call request_preemption in the handler: the next step is saved then"
+    return InvalidState(operation, target, problem, hint=hint)
+
+
 class Ending:
     """Ends a process's saves. For the training thread.
 
@@ -46,6 +53,7 @@ class Ending:
       last_step: of the last call of ``save`` or ``should_save`` since the start or a restore; None
         without a call.
       is_saving: the thread that holds ``entry`` is in ``save``.
+      is_past_notice: the loop came to another step after that of a notice: the job goes on.
       is_restoring: while True, no step is announced or brought to storage.
     """
 
@@ -66,7 +74,7 @@ class Ending:
         self._entry = entry
         self.last_step: int | None = None
         self.is_saving = self.is_restoring = False
-        self._is_past_notice = False
+        self.is_past_notice = False
         self._left = self._heard_at_end = False
         self._newest: LastStep | None = None
         if parts.persistent is not None and PERSISTENT in schedules:
@@ -79,31 +87,19 @@ class Ending:
         )
         self._thread.start()
 
-    def note_step(self, step: int) -> None:
-        """Note a step of the loop: one after that of a notice shows that the job goes on."""
-        self.last_step = step
-        sync_step = self._parts.watch.sync_step
-        self._is_past_notice = self._is_past_notice or sync_step not in (None, step)
-
     @property
     def _ends_at(self) -> int | None:
         """The step at which a notice ends this job; None without a notice, or if the job goes on.
 
         The grace period of a notice that did not end the job limits no wait.
         """
-        return None if self._is_past_notice else self._parts.watch.sync_step
-
-    def check_entry(self, operation: str, target: str) -> None:
-        """Raise InvalidState inside ``save``, in its thread: the caller holds ``entry``."""
-        if self.is_saving:
-            problem = "this thread is in save already, and a signal handler has interrupted it"
-            hint = "call request_preemption in the handler: the next step is saved then"
-            raise InvalidState(operation, target, problem, hint=hint)
+        return None if self.is_past_notice else self._parts.watch.sync_step
 
     def begin_restore(self) -> None:
         """Announce no more steps, before a restore; wait for the saves in progress."""
         with self._entry:
-            self.check_entry("restore", "state")
+            if self.is_saving:
+                raise inside_save("restore", "state")
             self.is_restoring = True
         self._due.stop(_END_S)
         for schedule in self._schedules.values():  # of a save that began in another thread
@@ -140,7 +136,7 @@ class Ending:
         Only process 0 removes steps: it must not keep the others waiting.
         """
         # A job that restores goes on after a notice.
-        self._is_past_notice = self._parts.watch.sync_step is not None
+        self.is_past_notice = self._parts.watch.sync_step is not None
         with self._parts.progress.inside("restore", self._parts.config.longest_wait_s):
             self._wait_for_saves(self._deadline_s(None))
         if self._parts.preservation is not None:

@@ -46,7 +46,7 @@ from emergency_ckpt.cluster.preemption import PREEMPTED_EXIT_CODE
 from emergency_ckpt.core.save.save_rules import check_items, named_metrics
 from emergency_ckpt.core.save.timing import Repeats
 from emergency_ckpt.errors import CheckpointError, InvalidState, PeerLeft
-from emergency_ckpt.save.ending import Ending
+from emergency_ckpt.save.ending import Ending, inside_save
 from emergency_ckpt.save.save_work import SavedSteps, SaveRequest, SaverParts, SaveWork
 from emergency_ckpt.save.schedule import DueSaves, TierSchedule
 from emergency_ckpt.save.turn_wait import TurnWait
@@ -114,7 +114,8 @@ class Saver:
     ) -> bool:
         """As ``EmergencyCheckpointer.save``."""
         with self._entry:
-            self.ending.check_entry("save", f"step {step}")
+            if self.ending.is_saving:
+                raise inside_save("save", f"step {step}")
             self.ending.is_saving = True
             try:
                 begun = self._save(
@@ -321,7 +322,9 @@ class Saver:
 
         Also of a loop that calls ``save`` only where ``should_save`` is True.
         """
-        self.ending.note_step(step)
+        self.ending.last_step = step
+        if self._parts.watch.sync_step not in (None, step):
+            self.ending.is_past_notice = True
         return step < self._newest_due
 
     def _tell_older(self, step: int) -> None:

@@ -100,10 +100,15 @@ class Printer:
 def _write(text: str, stream: TextIO) -> None:
     # Past the stream's buffer: its lock, held by a thread that blocks, would abort the
     # interpreter's end, which flushes the stream.
+    try:
+        descriptor = stream.fileno()
+    except OSError:  # a stream in memory, as of a caller in Python
+        stream.write(text)
+        return
     data = text.encode(stream.encoding, errors="replace")
     with _until_the_reader_leaves(stream):
         while data:
-            data = data[os.write(stream.fileno(), data) :]
+            data = data[os.write(descriptor, data) :]
 
 
 @contextlib.contextmanager

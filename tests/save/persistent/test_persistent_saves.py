@@ -312,6 +312,7 @@ def test_save_skipped_beside_other_work_is_told(
     """The first writer is busy for storage, but with no save; the others begin the save."""
     job.saves[0].note_skipped(SaveId(2, LIFE, "run"))
     work(job.saves[0], SaveId(1, LIFE, "run"))
+    assert any(f"{LIFE}/2/" in key for key in job.service.values), "else they wait in vain"
     others = range(1, TOPOLOGY.process_count)
     with ThreadPoolExecutor(TOPOLOGY.process_count) as pool:
         ended = pool.map(lambda process: job.saves[process].run(_empty_save(2)), others)
