@@ -28,7 +28,6 @@ from emergency_ckpt.axlearn.trainer_state import (
     StepIndex,
     entries_of,
     join,
-    leaves_of,
     split,
     step_name,
 )
@@ -198,8 +197,7 @@ class EmergencyCheckpointer(BaseCheckpointer):
         running = self._running or self._start(state)
         if not running.should_save(step):
             return
-        tensors, iterators = split(state)
-        self._leaves = leaves_of(state)
+        tensors, iterators, self._leaves = split(state)
         running.save(step=step, state=tensors, host_state=iterators or None)
 
     def restore(self, *, step: int | None = None, state: PyTree) -> tuple[int | None, PyTree]:
@@ -214,7 +212,7 @@ class EmergencyCheckpointer(BaseCheckpointer):
           Any other error of ``emergency_ckpt.errors``.
         """
         running = self._running or self._start(state)
-        tensors, iterators = split(state)
+        tensors, iterators, _ = split(state)
         restored_step, restored = running.restore(step, state=tensors, host_state=iterators or None)
         return (None, state) if restored_step is None else (restored_step, join(state, restored))
 

@@ -28,8 +28,16 @@ class _Array(NamedTuple):
     dtype: Any
 
 
-def split(state: PyTree) -> tuple[PyTree, dict[str, Any]]:
-    """Return the tensors of ``state``, and its iterators by "/"-joined path. Nothing is copied.
+class Split(NamedTuple):
+    """A state in parts: tensors, iterators by "/"-joined path, and what ``entries_of`` needs."""
+
+    tensors: PyTree
+    iterators: dict[str, Any]
+    leaves: Leaves
+
+
+def split(state: PyTree) -> Split:
+    """Return the parts of ``state``. Nothing is copied.
 
     The tensors have a zero-size array in the place of each iterator: so a checkpoint that has an
     iterator where the state has none, or the reverse, differs in a leaf, by name.
@@ -37,13 +45,18 @@ def split(state: PyTree) -> tuple[PyTree, dict[str, Any]]:
     flat, treedef = jax.tree_util.tree_flatten_with_path(state)
     iterators: dict[str, Any] = {}
     tensors: list[object] = []
+    leaves: list[tuple[Any, Any]] = []
     for key_path, leaf in flat:
         if _is_iterator(leaf):
             iterators[path_of(key_path)] = leaf
             tensors.append(np.empty(0, np.uint8))
+            leaves.append((key_path, str(type(leaf))))
         else:
             tensors.append(leaf)
-    return treedef.unflatten(tensors), iterators
+            is_array = hasattr(leaf, "shape") and hasattr(leaf, "dtype")
+            # The texts are made by ``entries_of``, since the training thread waits for this loop.
+            leaves.append((key_path, _Array(leaf.shape, leaf.dtype) if is_array else leaf))
+    return Split(treedef.unflatten(tensors), iterators, leaves)
 
 
 def join(state: PyTree, tensors: PyTree) -> PyTree:
@@ -65,23 +78,6 @@ def _is_iterator(leaf: object) -> bool:
 def step_name(step: int) -> str:
     """Return the folder in which axlearn's tools look for ``step``."""
     return f"step_{step:08d}"
-
-
-def leaves_of(state: PyTree) -> Leaves:
-    """Return the leaves of ``state`` for ``entries_of``, without the values of arrays.
-
-    The texts are made by ``entries_of``, since the training thread waits for this function.
-    """
-    flat = jax.tree_util.tree_flatten_with_path(state)[0]
-    return [(key_path, _described(leaf)) for key_path, leaf in flat]
-
-
-def _described(leaf: Any) -> Any:
-    if _is_iterator(leaf):
-        return str(type(leaf))
-    if hasattr(leaf, "shape") and hasattr(leaf, "dtype"):
-        return _Array(leaf.shape, leaf.dtype)
-    return leaf
 
 
 def entries_of(step: int, leaves: Leaves) -> Entries:

@@ -96,8 +96,8 @@ class ConnectionPool:
         with self._lock:
             ended = [s for at, s in self._idle if at == address and not s.looks_alive()]
             self._idle = [pair for pair in self._idle if pair[1] not in ended]
-        for each in ended:
-            each.close()
+        for dead in ended:
+            dead.close()
         self._give_back(address, stream)
 
     def has_closed(self, address: str) -> bool:
