@@ -8,6 +8,7 @@ import pytest
 from places import VERIFICATION
 
 sys.path.insert(0, str(VERIFICATION / "simulation"))
+from judge import are_of_taken_numbers
 from lives import Lives, Tags
 
 sys.path.pop(0)
@@ -80,3 +81,16 @@ def test_step_has_the_state_of_the_life_that_made_it() -> None:
     tags.parents.update({2: (1, 4), 3: (2, 4)})
     assert [tags.source((life, 4)) for life in ("a", "b.000001", "c.000001")] == [1, 1, 1]
     assert [tags.source((life, 5)) for life in ("a", "b", "c.000001")] == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("before", "is_excused"),
+    [([], True), ([("000000000002-a", 4)], True), ([("000000000002-a", 3)], False)],
+)
+def test_refusal_of_a_taken_number_is_right_where_the_step_came_after_the_restore(
+    before: list[tuple[str, int]], is_excused: bool
+) -> None:
+    text = "save /x/storage/3: the step of 000000000002-a there has the same number, and counts; s"
+    refusal = RuntimeError(f"save step 3 to the persistent tier: {text}")
+    assert are_of_taken_numbers([refusal], before) is is_excused
+    assert not are_of_taken_numbers([refusal, RuntimeError("no room")], before)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -75,6 +76,8 @@ class Judge:
         self._found = oracle.Holdings()
         self._expected: oracle.Save | None = None
         self._expected_in_storage: oracle.Save | None = None
+        self._stored_before: frozenset[oracle.Save] = frozenset()
+        """The saves that storage had when this life began."""
         self.asked: int | None = None
         """The step that this life asks for, older than the newest; None: it does not, or cannot."""
         self._is_asked_whole = False
@@ -97,6 +100,7 @@ class Judge:
         self._number, self._life = number, life
         self._found = self._survey(life)
         stored = oracle.stored_saves(self._storage, self.tags)
+        self._stored_before = frozenset(stored)
         in_reach = [] if _is_silent(life) else stored
         known = self._found.lives.union(name for name, _ in in_reach)
         self._lives.begin(number, known)
@@ -154,7 +158,8 @@ class Judge:
         errors = [each.error for each in seen if each.error is not None]
         kinds = {type(error).__name__ for error in errors}
         is_lost = self._expected is None and kinds <= {"Unrecoverable", "RestoreFailed"}
-        if errors and life.is_calm and not is_lost and not _are_of_taken_numbers(life, errors):
+        before = frozenset[oracle.Save]() if life.begins == "zero" else self._stored_before
+        if errors and life.is_calm and not is_lost and not are_of_taken_numbers(errors, before):
             raise Violation(f"an error without a fault: {errors[0]}") from errors[0]
         full = [each for each in errors if "RamdiskFull" in str(each)]
         if full and "RestoreFailed" in kinds:
@@ -327,12 +332,24 @@ class Judge:
         raise Violation(f"{self._expected} was whole before, now {newest} is the newest: {whole}")
 
 
-def _are_of_taken_numbers(life: Life, errors: list[BaseException]) -> bool:
-    """Whether a life that began without a restore saves numbers of steps that count in storage.
+_TAKEN = re.compile(r"/([0-9]+): the step of (\S+) there has the same number, and counts")
 
-    Such a save is refused: only a chain that leaves the step behind frees its number.
+
+def are_of_taken_numbers(
+    errors: Collection[BaseException], before: Collection[oracle.Save]
+) -> bool:
+    """Return whether each error refuses a save whose number a counting step of storage has.
+
+    Such a save is refused, because only a chain that leaves the step behind frees its number. A
+    life meets the step of another life if this life began without a restore, or if the other
+    life's process still wrote then, so that the step came after the restore.
+
+    Args:
+      before: the saves that storage had when the life looked. The life had to go on from these, so
+        their numbers are no excuse.
     """
-    return life.begins == "zero" and all("same number, and counts" in str(each) for each in errors)
+    taken = [_TAKEN.search(str(error)) for error in errors]
+    return all(match and (match[2], int(match[1])) not in before for match in taken)
 
 
 def _refusal(seen: list[Seen]) -> BaseException | None:
