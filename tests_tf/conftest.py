@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -10,3 +11,5 @@ import jax
 jax.config.update("jax_platforms", "cpu")
 _ROOT = Path(__file__).parent.parent
 sys.path[:0] = [str(_ROOT / name) for name in ("tests/support", "tests/jobs", "verification")]
+# The programs of jobs import from there too.
+os.environ["PYTHONPATH"] = os.pathsep.join(sys.path[:3])

@@ -33,15 +33,15 @@ def test_iterator_goes_on_where_it_was_captured() -> None:
 
 
 def test_state_over_the_limit_is_refused() -> None:
-    def noise(number: Any) -> Any:  # what is alike would be compressed
-        return tf.random.stateless_uniform([300], seed=[number, 1])
+    def noise(number: Any) -> Any:  # what is alike would be compressed; 72 MB
+        return tf.random.stateless_uniform([9000], seed=[number, 1])
 
     wide = tf.data.Dataset.range(4000).map(noise).shuffle(2000)
     iterator = iter(wide)
     next(iterator)
     payload = host_state.capture(iterator)
     with pytest.raises(HostStateTooLarge, match="keep less in the iterator"):
-        host_state.encode(SAVE, 0, 1, payload, limit_bytes=1 << 20)
+        host_state.encode(SAVE, 0, 1, payload)
 
 
 def test_pipeline_that_calls_python_is_refused_by_name() -> None:
