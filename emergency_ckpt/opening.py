@@ -264,7 +264,12 @@ class Opened:
         config, process, member, storage = self.config, self.process, self.member, self._storage
         finite = FiniteLeaves(self.events, config.non_finite)
         timelines = Timelines(
-            member.tier, self.events, member.newest_step, member.complete, self.tell_begins_anew
+            member.tier,
+            self.events,
+            member.newest_step,
+            member.complete,
+            self.tell_begins_anew,
+            unread=str(config.dir) if member.is_unknown else "",
         )
         chain, stored = self._storage_parts(timelines)
         local = LocalSaves(

@@ -45,6 +45,7 @@ class Timelines:
         newest_step: int = -1,
         complete: SaveId | None = None,
         on_nothing: Callable[[], None] = lambda: None,
+        unread: str = "",
     ) -> None:
         """Begin with the recorded timeline.
 
@@ -53,6 +54,8 @@ class Timelines:
           newest_step: the newest step known at the start of the job; -1 without any.
           complete: the newest save that any process had on record at the start as complete.
           on_nothing: called at a first save without a restore, where the run has no step.
+          unread: the persistent directory, if it could not be read at the start and no RAM had a
+            record of the run: lives of the run may have greater numbers than this life.
         """
         self._tier = tier
         self._events = events
@@ -64,6 +67,7 @@ class Timelines:
         self._newest_step = newest_step
         self.complete = complete
         self._has_begun = False
+        self._unread = unread
 
     @property
     def is_forced(self) -> bool:
@@ -107,18 +111,32 @@ class Timelines:
             self._pending = continued(self._bound, parent, incarnation)
             self._is_requested = is_requested
             self._has_begun = True
+            self._unread = ""
 
-    def note_continuation(self) -> None:
-        """Note that there is nothing to restore, or that saves go on after the newest step."""
+    def note_continuation(self, *, is_first: bool) -> None:
+        """Note that saves go on after the newest step; ``is_first``: the run has no step."""
         with self._lock:
             self._has_begun = True
+            if is_first:
+                self._unread = ""
 
     def begin_unrestored(self, save: SaveId) -> None:
         """Begin from nothing, and warn, at the first save of an incarnation that restored nothing.
 
         Call before each save. In a run without steps there is no reason for a warning.
+        PersistentTierError where nobody could read which lives the run has had: the next restore
+        would take a life of a greater number, and the steps of this life would not count.
         """
         with self._lock:
+            if self._unread:
+                raise PersistentTierError(
+                    "save",
+                    f"step {save.step}",
+                    f"{self._unread} could not be read at the start, and no host has a record of"
+                    " this run in RAM, so earlier steps of the run may be there",
+                    hint="call restore before the first save, which reads storage again; or start"
+                    " the job again once storage answers",
+                )
             if self._has_begun:
                 return
             self._has_begun = True

@@ -365,8 +365,8 @@ class Saver:
         self.saved.note_found(steps_of)
         if self._goes_on_from is not None:
             return
-        self._parts.timelines.note_continuation()
         newest = {name: steps[-1] for name, steps in steps_of.items() if steps}
+        self._parts.timelines.note_continuation(is_first=not newest)
         self._newest_due = max(newest.values(), default=-1)
         for name, schedule in self._schedules.items():
             if name in newest:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from unittest.mock import ANY
@@ -12,6 +14,8 @@ import pytest
 from faults import copies_to_slots_fail, storage_fails
 from ledgers import ledger_in
 from world import World, logged, same, save, save_all
+
+from emergency_ckpt.errors import PersistentTierError
 
 
 def saved(world: World, *steps: int, restores: bool = False, **settings: Any) -> None:
@@ -199,3 +203,52 @@ def test_start_that_asks_for_no_restore_warns_as_well(world: World) -> None:
             ckpt.stop(after_error=True)
         shutil.rmtree(world.ramdisk)
         world.events.clear()
+
+
+@contextlib.contextmanager
+def storage_away(world: World) -> Iterator[None]:
+    """Inside, a file has the place of the directory."""
+    away = Path(f"{world.persistent}.away")
+    if world.persistent.exists():
+        world.persistent.rename(away)
+    world.persistent.touch()
+    try:
+        yield
+    finally:
+        world.persistent.unlink()
+        if away.exists():
+            away.rename(world.persistent)
+
+
+@pytest.mark.parametrize("newest", [76, None])
+def test_life_that_cannot_know_of_earlier_ones_saves_after_a_restore_alone(
+    world: World, newest: int | None
+) -> None:
+    """Its steps would not count beside those of storage, whose lives have greater numbers."""
+    if newest is not None:
+        saved(world, newest, **both(world))
+        saved(world, newest + 1, restores=True, local_save_every=0, **both(world))
+        world.lose_ram()
+    with contextlib.ExitStack() as stack:
+        with storage_away(world):
+            ckpt = stack.enter_context(world.open(**both(world)))
+            for step in (100, 101):
+                with pytest.raises(PersistentTierError, match=f"step {step}: .*call restore"):
+                    save(ckpt, world, step)
+            assert held(world) == []
+            with pytest.raises(PersistentTierError, match="create"):
+                ckpt.check_for_errors()
+        expected = None if newest is None else newest + 1
+        assert ckpt.restore(state=world.state(0))[0] == expected
+        save_all(ckpt, world, 102)
+    assert restored(world, **both(world)) == 102
+
+
+def test_life_of_a_run_on_record_in_ram_saves_while_storage_is_away(world: World) -> None:
+    saved(world, 76, **both(world))
+    with storage_away(world), world.open(**both(world)) as ckpt:
+        save(ckpt, world, 100)
+        ckpt.wait_until_finished()
+        ckpt.stop(after_error=True)
+    assert said(world) == [76]
+    assert restored(world, **both(world)) == 100

@@ -91,6 +91,18 @@ def test_life_from_nothing_without_trace_binds_no_more() -> None:
     assert bounds(lives, {Save(6, 1)}).allowed == {Save(6, 1)}
 
 
+def test_life_that_found_neither_tier_binds_perhaps() -> None:
+    seen, blind = Life(3, None, 2), Life(4, None, 2, is_blind=True)
+    for life in (seen, blind):
+        life.has_saved(1)
+    assert (seen.binds, blind.binds) == ("maybe", "maybe")
+    for life in (seen, blind):
+        life.has_saved(2)
+    assert (seen.binds, blind.binds) == ("yes", "maybe")
+    found = {Save(4, 2), Save(9, 4)}
+    assert bounds({**LIVES, 4: blind}, found) == (4, frozenset(found))
+
+
 def test_right_restore_has_no_problem() -> None:
     seen = [what_is_seen(process, 6, 1) for process in (0, 1)]
     assert problems_of(seen, LIVES, 6) == []

@@ -273,10 +273,8 @@ class JobRun:
             if line["step"] is not None:
                 mine.parent = Save(line["step"], line["life"])
         whole = life.steps_of("save.complete") | life.steps_of("persistent.complete")
-        if len(whole) > 1:
-            mine.binds = "yes"
-        elif life.notes("save.started"):
-            mine.binds = "maybe"
+        if life.notes("save.started"):
+            mine.has_saved(len(whole))
         self.newest = max([self.newest, *life.steps_of("trained")])
 
     # Looks

@@ -162,6 +162,8 @@ class Incidents:
                 run.lives[number].parent = Save(seen[0]["step"], seen[0]["life"])
             outcome = {"attempts": attempt, "errors": [each[:400] for each in errors]}
             if not problems and seen and run.lives[number].is_from_nothing:
+                is_blind = run.trouble.storage_hit and not expected.is_known_in_ram
+                run.lives[number].is_blind = is_blind
                 if len(seen) == len(run.hosts):
                     return outcome | {"result": "begun anew", "step": None, "problems": []}
                 seen = []

@@ -23,7 +23,9 @@ class Life:
 
     It does when a save of it was whole: then what it had passed over does not come back. ``maybe``:
     it was ended when nobody can tell from outside. ``is_from_nothing``: it saved without a restore,
-    so that nothing of the lives before it is on its way.
+    so that nothing of the lives before it is on its way. ``is_blind``: it found neither RAM nor
+    storage of the job, as where a file system is not mounted, so that it may have any number: it
+    binds perhaps at the most.
     """
 
     number: int
@@ -31,6 +33,11 @@ class Life:
     count: int
     binds: Binding = "no"
     is_from_nothing: bool = False
+    is_blind: bool = False
+
+    def has_saved(self, count: int) -> None:
+        """Note that so many saves of it were whole."""
+        self.binds = "yes" if count > 1 and not self.is_blind else "maybe"
 
 
 def is_on_way(lives: Mapping[int, Life], head: int, save: Save) -> bool:
@@ -84,7 +91,10 @@ def bounds(lives: Mapping[int, Life], whole: Collection[Save]) -> Bounds:
     """What a restore must give, of what was found whole."""
     heads = possible_heads(lives)
     ways = [{save for save in whole if is_on_way(lives, head, save)} for head in heads]
-    newest = [max((save.step for save in way), default=None) for way in ways]
+    newest = [
+        max((s.step for s in way if s.life == head or not lives[s.life].is_blind), default=None)
+        for head, way in zip(heads, ways, strict=True)
+    ]
     least = None if None in newest or not newest else min(n for n in newest if n is not None)
     return Bounds(least, frozenset().union(*ways))
 

@@ -50,7 +50,9 @@ def read_only(world: World) -> Iterator[str]:
 
 @pytest.fixture
 def refused(world: World) -> str:
-    """A directory that cannot be made: a file is in its place."""
+    """A directory that cannot be made: a file is in its place. RAM has a record of the run."""
+    with world.open():
+        pass
     blocker = world.persistent.parent / "file"
     blocker.write_text("")
     return str(blocker / "dir")
