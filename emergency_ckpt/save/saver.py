@@ -410,6 +410,8 @@ class Saver:
             except CheckpointError as error:
                 logging.error("preempted at step %d: %s", step, error)
             raise SystemExit(PREEMPTED_EXIT_CODE)
+        if started and not parts.config.async_save:
+            self.ending.wait_for_saves()
         return bool(started)
 
     def _start_in_order(
