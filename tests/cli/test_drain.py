@@ -10,6 +10,7 @@ import signal
 import pytest
 from damage import flip
 from drains import Drains, Position
+from faults import hidden_fails
 from looks import eckpt_here, tree_of
 from places import JOBS
 from programs import ended
@@ -104,6 +105,23 @@ def test_drain_of_rolled_back_lives_follows_the_timeline(drains: Drains) -> None
     code, found = drains.drain(local_dir=kept)
     assert (found["step"], found["is_written"]) == (6, False)
     assert "rolled back" in " ".join(found["notes"])
+
+
+def test_drain_that_cannot_hide_steps_has_drained(
+    drains: Drains, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world, position = drains.world, Position()
+    drains.save(4, 8, save_every=1)
+    with world.open_both(save_every=0) as ckpt:
+        assert ckpt.restore(step=4, state=world.state(-1), host_state=position)[0] == 4
+        position.at = 60
+        ckpt.save(step=6, state=world.state(6), host_state=position)
+        ckpt.wait_until_finished()
+    with monkeypatch.context() as storage:
+        hidden_fails(storage)
+        code, found = drains.drain()
+    assert (code, found["step"], found["is_written"]) == (0, 6, True)
+    assert drains.restored_from_storage() == (6, 60)
 
 
 def test_drain_beside_another_life_of_one_number_follows_the_log(drains: Drains) -> None:

@@ -18,6 +18,7 @@ from memory_coordination import MemoryService
 from emergency_ckpt.cluster import membership
 from emergency_ckpt.cluster.loaded_part import LoadedPart
 from emergency_ckpt.core.save.snapshot_plan import Free
+from emergency_ckpt.core.step_log import Table
 from emergency_ckpt.errors import PersistentTierError
 from emergency_ckpt.extras.event_log import log_writer
 from emergency_ckpt.ram.slot_writer import MappedSink
@@ -26,6 +27,7 @@ from emergency_ckpt.restore import steps as step_catalog
 from emergency_ckpt.state import snapshot, staging
 from emergency_ckpt.storage import DirectoryWriter, PersistentTier
 from emergency_ckpt.storage.item.array_writes import ArrayWrites
+from emergency_ckpt.storage.log import StepLog
 from emergency_ckpt.transfer import fetch
 
 
@@ -158,6 +160,20 @@ def storage_fails(monkeypatch: pytest.MonkeyPatch, stage: str, *, once: bool = F
     """Let a stage of each save to storage fail, or of the next one alone."""
     owner = DirectoryWriter if stage == "publish" else PersistentTier
     call_fails(monkeypatch, owner, stage, once=once)
+
+
+def hidden_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let storage stop answering between the version that lists a step and that of hidden ones."""
+    append = StepLog.append
+
+    def append_or_fail(log: StepLog, table: Table, deadline_s: float | None = None) -> object:
+        if any(entry.state == "hidden" for entry in table.steps):
+            error = PersistentTierError("write", log.target, "no answer in time")
+            error.retryable = error.unreachable = True
+            raise error
+        return append(log, table, deadline_s)
+
+    monkeypatch.setattr(StepLog, "append", append_or_fail)
 
 
 def call_fails(
