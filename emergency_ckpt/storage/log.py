@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import re
 import time
 from functools import partial
@@ -11,7 +12,7 @@ from typing import NamedTuple
 from absl import logging
 
 from emergency_ckpt.core.digested_file import DigestedFile
-from emergency_ckpt.core.limits import MAX_LOG_BYTES, MAX_VERSION
+from emergency_ckpt.core.limits import MAX_LOG_BYTES, MAX_MARKER_BYTES, MAX_VERSION
 from emergency_ckpt.core.step_log import Table, problem_of
 from emergency_ckpt.errors import CorruptData, OtherFormat, PersistentTierError, StorageLost
 from emergency_ckpt.storage.calls import read_twice
@@ -28,6 +29,7 @@ _HINT = f"{LOG_FOLDER}/newest"
 """A file with a number that the newest version has reached, on a file system alone. Like a listing,
 the number only serves to find the newest version."""
 _NUMBER = re.compile(rb"[0-9]{1,12}")
+_NO_FILE_ERRNOS = frozenset({errno.EISDIR, errno.ELOOP, errno.ENOENT, errno.ENOTDIR})
 _PAUSE_S = 0.5
 
 
@@ -146,13 +148,30 @@ class StepLog:
         """Return a number that the newest version has reached; 0 without a record."""
         data: bytes | None = None
         while True:
-            before, data = data, self._storage.bytes_of(_HINT, deadline_s) or b""
+            before, data = data, self._hint_bytes(deadline_s)
             number = int(data) if _NUMBER.fullmatch(data) else 0
             # Without its version the number is of another directory, as in a copy; or it has grown.
             if not number or self.has(number, deadline_s):
                 return number
             if data == before:
                 return 0
+
+    def _hint_bytes(self, deadline_s: float) -> bytes:
+        """Return what the hint says; nothing where no file has its name.
+
+        Anybody's folder or link may have the name. The versions are found without a hint.
+        """
+        path = self._storage.path / _HINT
+
+        def read() -> bytes:
+            try:
+                return read_at_most(path, MAX_MARKER_BYTES)
+            except OSError as error:
+                if error.errno in _NO_FILE_ERRNOS:
+                    return b""
+                raise
+
+        return self._storage.do("read", f"/{_HINT}", read, deadline_s)
 
     def _decode(self, numbers: list[int], deadline_s: float) -> LogRead | None:
         """Return the newest usable version; None when the newest of ``numbers`` is gone.

@@ -7,6 +7,7 @@ import errno
 import os
 import stat
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -209,6 +210,23 @@ def test_restart_beside_any_hint_of_the_newest_goes_on(world: World, data: bytes
     persist(world, 3)
     assert whole(world) == [1, 2, 3]
     assert hint.read_bytes() == str(int(world.versions()[-1].stem)).encode()
+
+
+NO_FILES: dict[str, Callable[[Path], object]] = {
+    "folder": Path.mkdir,
+    "link to itself": lambda path: path.symlink_to(path.name),
+}
+
+
+@pytest.mark.parametrize("kind", NO_FILES)
+def test_restart_beside_a_hint_that_is_no_file_goes_on(world: World, kind: str) -> None:
+    """The versions are listed, and found by name: the hint is not needed."""
+    persist(world, 1, 2)
+    hint = world.persistent / LOG_FOLDER / "newest"
+    hint.unlink()
+    NO_FILES[kind](hint)
+    persist(world, 3)
+    assert whole(world) == [1, 2, 3]
 
 
 def test_two_jobs_of_one_run_the_older_is_told(world: World) -> None:
