@@ -170,6 +170,29 @@ def test_server_beside_no_trainer_drains_each_end_of_a_job(
     assert marker(tmp_path, 6).exists()
 
 
+def test_server_drains_a_job_that_came_back_for_a_moment(
+    tmp_path: Path, ramdisk: Path, secret: bytes, client: TransferClient
+) -> None:
+    """The job returns and ends for good, on other hosts, within half of ``--drain-after``."""
+    port = free_port()
+    (ramdisk / "trainer").mkdir(mode=0o700)
+    save_quarters(ramdisk / "0", {0: [0, 1, 2, 3]}, step=5)
+    args = serve_options(tmp_path, ramdisk / "0", f"127.0.0.1:{port}")
+    last = LastDrain(args, "127.0.0.1:1", client, SignalFlag())
+    last.poll(0, AFTER_S)
+    last.poll(AFTER_S, AFTER_S)
+    assert marker(tmp_path).exists()
+    holdings = ReadOnlyRamdisk(ramdisk / "trainer", RUN_ID)
+    with TransferServer(holdings, run_id=RUN_ID, secret=secret, port=port):
+        last.poll(1.4 * AFTER_S, AFTER_S)
+    holdings.close()
+    save_quarters(ramdisk / "0", {0: [0, 1, 2, 3]}, step=6)
+    last.poll(2.3 * AFTER_S, AFTER_S)
+    assert not marker(tmp_path, 6).exists(), "the job may start again"
+    last.poll(2.4 * AFTER_S, AFTER_S)
+    assert marker(tmp_path, 6).exists()
+
+
 def test_poll_drains_nothing_while_names_are_unknown(
     tmp_path: Path, ramdisk: Path, client: TransferClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:

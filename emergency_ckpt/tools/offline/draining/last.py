@@ -33,6 +33,9 @@ _ANSWER_S = 5.0
 _ASK_EVERY_S = 2.0
 _LOOK_EVERY_S = 0.5
 _THREADS = 32
+_LOOKS = 4
+"""Looks whether trainers answer, in the time after which a drain begins. Each look asks all
+trainers, so that many looks would disturb a large job that runs."""
 
 CANDIDATES = 2
 """The second one is there for the case that the first one dies. More would only repeat the look at
@@ -76,30 +79,36 @@ class LastDrain:
         self._client = client
         self._hurrying = hurrying
         self._idle_since_s: float | None = None
+        self._looked_s = 0.0
         self._is_drained = False
 
     def poll(self, now_s: float, after_s: float) -> None:
         """Drain when no process was there for ``after_s`` seconds; once for each end of the job.
 
-        After a drain the trainers are still asked each ``after_s`` seconds, since this host may
-        have none of them: one that answers begins what ends with the next drain. Blocks while peers
-        are asked, and while RAM is drained. LocalTierError, OSError when the ramdisk cannot be
-        read.
+        The trainers elsewhere are asked more often, also after a drain, since this host may have
+        none of them: one that answers begins what ends with the next drain. Blocks while peers are
+        asked, and while RAM is drained. LocalTierError, OSError when the ramdisk cannot be read.
         """
         if self._runs_here():
             self._idle_since_s, self._is_drained = None, False
             return
         if self._idle_since_s is None:
-            self._idle_since_s = now_s
-        if now_s - self._idle_since_s < after_s:
+            self._idle_since_s = self._looked_s = now_s
+        is_due = not self._is_drained and now_s - self._idle_since_s >= after_s
+        if not is_due and now_s - self._looked_s < after_s / _LOOKS:
             return
-        self._idle_since_s = now_s  # whatever the outcome, the next look is that much later
-        runs, peers = self._runs_elsewhere(), self._peers()
+        self._looked_s = now_s
+        runs = self._runs_elsewhere()
         if runs:
             self._is_drained = False
-        elif runs is None or peers is None:
+            self._idle_since_s = now_s
+        if runs or not is_due:
+            return
+        self._idle_since_s = now_s  # whatever the outcome, the next attempt is that much later
+        peers = self._peers()
+        if runs is None or peers is None:
             _say("a name of the job cannot be resolved now: the next look is later")
-        elif not self._is_drained and not self._is_below(peers):
+        elif not self._is_below(peers):
             self._is_drained = self._drain(peers)
 
     def at_end(self, trainers_end_s: float) -> None:
