@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import stat
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -196,7 +197,7 @@ def test_bad_faults_are_refused(
 
 
 def test_output_that_nobody_reads_does_not_end_the_job(tmp_path: Path) -> None:
-    """As in ``eckpt launch ... | head``: the reader leaves after the first line."""
+    """As in ``eckpt launch ... | head``: the reader leaves after the first line, as intended."""
     program = f"""
 import os, pathlib, sys, time
 for line in range(30):
@@ -214,10 +215,13 @@ pathlib.Path({str(tmp_path)!r}, f"done_{{os.getpid()}}").touch()
         tmp_path / "ram",
         "--",
     )
-    with started(JOBS / "eckpt_program.py", *words, sys.executable, "-c", program) as launcher:
+    eckpt = (JOBS / "eckpt_program.py", *words, sys.executable, "-c", program)
+    with started(*eckpt, stderr=subprocess.PIPE) as launcher:
         launcher.line()
         launcher.stdout.close()
         assert launcher.wait(120.0) == 0
+        assert launcher.stderr is not None
+        assert "Broken pipe" not in launcher.stderr.read()
     assert len(list(tmp_path.glob("done_*"))) == 2
 
 

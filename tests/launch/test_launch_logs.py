@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -63,6 +65,24 @@ def test_output_that_is_read_late_is_whole(tmp_path: Path) -> None:
         lines = launcher.stdout.read().splitlines()
         assert launcher.wait(DEADLINE_S) == 0
     assert lines == [f"[0.0] {line}" for line in [*range(1, 100001), "last"]]
+
+
+@pytest.mark.parametrize("streams", ["stdout", "both"])
+@pytest.mark.parametrize("status", [0, 3])
+def test_full_disk_under_the_output_ends_no_job(streams: str, status: int, tmp_path: Path) -> None:
+    """As in ``eckpt launch ... > out`` and ``> out 2>&1``. The exit status is the job's."""
+    words = [sys.executable, *map(str, launched(f"seq 1 3; exit {status}", tmp_path))]
+    with open("/dev/full", "w") as full:
+        errors = subprocess.PIPE if streams == "stdout" else full
+        done = subprocess.run(
+            words, stdout=full, stderr=errors, text=True, timeout=DEADLINE_S, check=False
+        )
+    assert done.returncode == status
+    assert has_ended(tmp_path)
+    if streams == "stdout":
+        assert done.stderr.count("No space left on device") == 1
+        assert "life.ended" in done.stderr
+        assert f"logs are kept in {tmp_path / 'logs'}" in done.stderr
 
 
 def test_lines_that_nobody_reads_in_time_are_counted() -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from emergency_ckpt.extras.event_log.records import LoggedEvent
 from emergency_ckpt.tools.cli.arguments import seconds
-from emergency_ckpt.tools.cli.output import Printer, tell
+from emergency_ckpt.tools.cli.output import Printer, tell_last
 from emergency_ckpt.tools.launch.job import EventSink, JobSpec
 from emergency_ckpt.tools.launch.logs import LineSink
 from emergency_ckpt.tools.launch.supervisor import Supervisor
@@ -102,7 +102,7 @@ def run(
     if spec.local_root.exists():
         _say(f"ramdisks are kept in {spec.local_root}")
     if not printer.has_printed_all:
-        _say(f"not all lines were read in time; logs are kept in {spec.log_dir}")
+        _say(f"not all lines were printed; logs are kept in {spec.log_dir}")
     elif args.log_dir is None and result.exit_code == 0:
         shutil.rmtree(spec.log_dir, ignore_errors=True)
     return result.exit_code
@@ -143,4 +143,4 @@ def _show(event: LoggedEvent, printer: Printer) -> None:
 
 
 def _say(message: str) -> None:
-    tell(f"eckpt: {message}", sys.stderr)
+    tell_last(f"eckpt: {message}", sys.stderr)

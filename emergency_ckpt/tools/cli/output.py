@@ -24,10 +24,21 @@ def tell(line: str, stream: TextIO) -> None:
         print(printable(line), file=stream, flush=True)
 
 
+def tell_last(line: str, stream: TextIO) -> None:
+    """Print a line as ``tell`` does, and nothing where the stream takes no more, as a full disk.
+
+    For a command whose exit status is the outcome of its work, whatever becomes of its lines.
+    """
+    # No other stream is left to tell the error.
+    with contextlib.suppress(OSError):
+        _write(f"{printable(line)}\n", stream)
+
+
 class Printer:
     """Prints lines in a thread of its own, for a command that works on while nobody reads them.
 
-    A context manager, at whose end the lines that wait have ``end_s`` seconds.
+    A context manager, at whose end the lines that wait have ``end_s`` seconds. The first line that
+    cannot be written is told on the standard error; later lines are tried all the same.
     """
 
     def __init__(self, *, limit_chars: int = 16 << 20, end_s: float = 5.0) -> None:
@@ -38,8 +49,7 @@ class Printer:
         self._lines: deque[tuple[str, TextIO | None]] = deque()
         self._waiting_chars = 0
         self._left_out = 0
-        self._is_over = False
-        self._error: OSError | None = None
+        self._is_over = self._has_failed = False
         self._thread = threading.Thread(target=self._run, name="eckpt-printer", daemon=True)
         self.has_printed_all = True
 
@@ -48,14 +58,12 @@ class Printer:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """End the thread. OSError: a stream could not be written."""
+        """End the thread."""
         with self._changed:
             self._is_over = True
             self._changed.notify()
         self._thread.join(self._end_s)
-        self.has_printed_all &= not self._thread.is_alive()
-        if self._error is not None:
-            raise self._error
+        self.has_printed_all &= not (self._has_failed or self._thread.is_alive())
 
     def tell(self, line: str, stream: TextIO | None) -> None:
         """Print a line of this program. Does not block."""
@@ -76,11 +84,8 @@ class Printer:
             self._changed.notify()
 
     def _run(self) -> None:
-        try:
-            while self._print_next():
-                pass
-        except OSError as error:  # raised at the end: what this program does is worth more
-            self._error = error
+        while self._print_next():
+            pass
 
     def _print_next(self) -> bool:
         with self._changed:
@@ -92,8 +97,13 @@ class Printer:
             left_out, self._left_out = self._left_out, 0
         if left_out:
             line = f"eckpt: {left_out} lines are left out here, which nobody read in time\n{line}"
-        if stream is not None:
-            _write(f"{line}\n", stream)
+        try:
+            if stream is not None:
+                _write(f"{line}\n", stream)
+        except OSError as error:  # what this program does is worth more than its lines
+            if not self._has_failed:
+                tell_last(f"eckpt: lines cannot be printed, and are left out: {error}", sys.stderr)
+            self._has_failed = True
         return True
 
 
