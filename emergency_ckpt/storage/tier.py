@@ -14,7 +14,7 @@ import functools
 import hashlib
 import importlib
 import time
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -27,7 +27,7 @@ from emergency_ckpt.core.restore.storage_read import StoredArray
 from emergency_ckpt.core.save.snapshot_plan import Buffers
 from emergency_ckpt.core.shard_layout import state_size_bytes
 from emergency_ckpt.core.step_log import Entry
-from emergency_ckpt.core.step_names import leaves_by_item
+from emergency_ckpt.core.step_names import METRICS, leaves_by_item
 from emergency_ckpt.core.timeline import Timeline
 from emergency_ckpt.errors import (
     CorruptData,
@@ -51,12 +51,16 @@ from emergency_ckpt.storage.marker import (
     stored_leaves,
 )
 from emergency_ckpt.storage.meetings import WRITTEN, Meet, meet_nobody, new_attempt
-from emergency_ckpt.storage.orbax_names import TEMPORARY_SUFFIX
 from emergency_ckpt.storage.pinned import Pinned
 from emergency_ckpt.storage.step_reader import StoredStepReader
 from emergency_ckpt.storage.steps.inspection import FoundStep
 from emergency_ckpt.storage.steps.stored import StoredSteps
-from emergency_ckpt.storage.steps.writer import DirectoryWriter, delete_step, remove_tensors
+from emergency_ckpt.storage.steps.writer import (
+    DirectoryWriter,
+    delete_step,
+    remove_tensors,
+    temporary_folders,
+)
 from emergency_ckpt.tier import StepReader
 from emergency_ckpt.types import PERSISTENT, LeafSpec, OrbaxStep, SaveId, ShardId, TierName
 from emergency_ckpt.work_progress import WorkProgress
@@ -462,7 +466,8 @@ class PersistentTier:
                 self.storage.forget_listings()
             finally:
                 if writes.is_cancelled and me == writers[0]:
-                    self._withdraw(save.step)
+                    has_metrics = orbax.metrics is not None
+                    self._withdraw(save.step, [*states, *([METRICS] if has_metrics else ())])
 
         try:
             self.storage.do("save", f"/{name}", write, progress=progress, changes=save.step)
@@ -474,20 +479,22 @@ class PersistentTier:
     def _items_of(self, orbax: OrbaxStep) -> tuple[str, ...]:
         return (self._orbax_item or ITEM,) if orbax.items is None else orbax.items
 
-    def _withdraw(self, step: int) -> None:
+    def _withdraw(self, step: int, items: Iterable[str]) -> None:
         """Remove tensors that were written after the cancellation of their save. Inside ``do``.
 
-        Tensors beside host states stay, because ``DirectoryWriter`` finds them by the host states.
+        ``items``: of that save. Tensors beside host states stay, because ``DirectoryWriter`` finds
+        them by the host states.
         """
         storage, name = self.storage, self.storage.name_of(step)
         # Listed first: a later save of the step wrote its host states before its tensors.
         if storage.is_object_store:
             objects = storage.objects_with(f"{name}/")
+            objects = self.found.inspection().of_a_save(objects, items)
             if step not in storage.numbers_in(HOST_STATE):
                 delete_step(storage, objects)
             return
-        temporary = [path.name for path in storage.path.glob(f"{name}{TEMPORARY_SUFFIX}*")]
-        pinned = Pinned(storage.path, [name, *temporary])
+        own = [name] if self.found.inspection().is_of_a_save(name) else []
+        pinned = Pinned(storage.path, [*own, *temporary_folders(storage, name)])
         if step not in storage.numbers_in(HOST_STATE):
             remove_tensors(pinned, name)
 

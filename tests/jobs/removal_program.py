@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -25,9 +26,9 @@ from state_samples import on_host
 from emergency_ckpt.core.timeline import continued
 from emergency_ckpt.errors import PersistentTierError
 from emergency_ckpt.events import point_of
-from emergency_ckpt.storage import PersistentTier
+from emergency_ckpt.storage import DirectoryWriter, PersistentTier
 from emergency_ckpt.storage.directory import StorageDirectory
-from emergency_ckpt.storage.orbax_names import STEP_METADATA
+from emergency_ckpt.storage.orbax_names import COMMITTED, STEP_METADATA
 from emergency_ckpt.storage.step_writer import StepWriter
 from emergency_ckpt.types import OrbaxStep, SaveId
 
@@ -204,10 +205,63 @@ def plain_removal_in_two_lives() -> list[dict[str, Any]]:
     return [*found, look("two")]
 
 
+def failed_saves_beside_others() -> dict[str, dict[str, list[str]]]:
+    """What is in the place of a step after saves that failed beside files of another program.
+
+    Each save is cleared by the next save of its own life, or by the next life. When the other
+    program has taken its own file for a claim away, the step is saved.
+    """
+    write_plain("whole", REMOVED, 40)
+    begun = {
+        name.removeprefix("whole/"): data
+        for name, data in control().objects("bucket", f"whole/{REMOVED}/").items()
+        if not name.endswith(COMMITTED)
+    }
+    others = {"orbax": begun, "user": {f"{REMOVED}/eval/samples.txt": b"samples"}}
+    found: dict[str, dict[str, list[str]]] = {}
+    for run, objects in others.items():
+        tier, writer = tier_of(run), writer_of(tier_of(run))
+        save_over(tier, 10, 10, life(1), writer=writer)
+        control().put_objects("bucket", {f"{run}/{name}": data for name, data in objects.items()})
+        theirs = below(run, f"{REMOVED}/")
+        fail_to_save(tier, writer)
+        failed = place_of(run)
+        save_over(tier, 30, 30, life(1), writer=writer)
+        same_life = place_of(run)
+        fail_to_save(tier, writer)
+        writer_of(tier).begin(life(2))
+        next_life = place_of(run)
+        control().delete_objects("bucket", f"{run}/{REMOVED}/{STEP_METADATA}")
+        save_over(tier, REMOVED, 21, life(3))
+        found[run] = {
+            "theirs": theirs,
+            "failed": failed,
+            "same life": same_life,
+            "next life": next_life,
+            "saved": [str(value_of(tier, REMOVED))],
+        }
+    return found
+
+
+def place_of(run: str) -> list[str]:
+    return below(run, f"{REMOVED}/") + below(run, f"host_state/{REMOVED}/")
+
+
+def fail_to_save(tier: PersistentTier, writer: DirectoryWriter) -> None:
+    """Begin a save of the step in life 1, which ends after its tensors, or before."""
+
+    def fail(point: str) -> None:
+        if point == "checked":
+            raise PersistentTierError("save", tier.directory, "the life ends")
+
+    with contextlib.suppress(PersistentTierError):
+        save_over(tier, REMOVED, 20, life(1), writer=writer, at=fail)
+
+
 if __name__ == "__main__":
     programs = (
         *(hidden, hidden_without_a_log, several_items, late_claims),
-        *(replaced, plain_removal_in_two_lives),
+        *(replaced, plain_removal_in_two_lives, failed_saves_beside_others),
     )
     result = {program.__name__: program for program in programs}[sys.argv[1]]()
     print(json.dumps(result))

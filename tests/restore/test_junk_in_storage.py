@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import shutil
@@ -259,6 +260,50 @@ def test_clean_up_after_a_failed_save_keeps_others_files(
         ["4", "6", "7", "8", "9", "10"]
     )
     assert not (saved.persistent / "host_state" / "9").exists()
+
+
+def _orbax_under_way(directory: Path, number: int) -> Path:
+    """What a save of plain Orbax has written before its commit."""
+    folder = directory / f"{number}.orbax-checkpoint-tmp-1700000000000000"
+    folder.mkdir()
+    (folder / "_CHECKPOINT_METADATA").write_text('{"init_timestamp_nsecs":1}')
+    return folder
+
+
+def _orbax_before_metadata(directory: Path, number: int) -> Path:
+    """A step of an Orbax that wrote no such file yet."""
+    folder = directory / str(number)
+    ignore = shutil.ignore_patterns("_CHECKPOINT_METADATA")
+    shutil.copytree(directory / str(REAL), folder, ignore=ignore)
+    return folder
+
+
+@pytest.mark.parametrize("write", [_orbax_under_way, _orbax_before_metadata])
+@pytest.mark.parametrize("is_same_life", [True, False], ids=["same life", "next life"])
+def test_clean_up_after_a_failed_save_keeps_the_save_of_another_program(
+    saved: World,
+    monkeypatch: pytest.MonkeyPatch,
+    write: Callable[[Path, int], Path],
+    is_same_life: bool,
+) -> None:
+    with contextlib.ExitStack() as lives:
+        ckpt = lives.enter_context(saved.open_both(**STORAGE))
+        ckpt.restore(state=saved.state(0))
+        with monkeypatch.context() as patch:
+            storage_fails(patch, "write_tensors")
+            assert save(ckpt, saved, 7)
+            with pytest.raises(SaveFailed):
+                finish(ckpt)
+        folder = write(saved.persistent, 7)
+        files = sorted(folder.rglob("*"))
+        if not is_same_life:
+            lives.close()
+            saved.lose_ram()
+            ckpt = lives.enter_context(saved.open_both(**STORAGE))
+            ckpt.restore(step=REAL, state=saved.state(0))
+        save_all(ckpt, saved, 8)
+    assert sorted(folder.rglob("*")) == files
+    assert not (saved.persistent / "host_state" / "7").exists()
 
 
 def test_save_in_the_place_of_an_empty_folder_takes_it(saved: World) -> None:

@@ -77,6 +77,25 @@ def test_write_that_was_given_up_does_not_come_through_later(
     assert sorted(os.listdir(tier.directory)) == ["2", "4"]
 
 
+def test_write_that_was_given_up_leaves_the_step_of_another_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That step came into the place before the write did."""
+    tier = PersistentTier(str(tmp_path / "run"))
+    tier.create()
+    answers = stall(monkeypatch, ("rename", "replace"))
+    with pytest.raises(PersistentTierError, match="no answer in time"):
+        write_tensors(PersistentTier(tier.directory, timeout_s=TIMEOUT_S), 4)
+    theirs = tmp_path / "run" / "4" / "_CHECKPOINT_METADATA"
+    theirs.parent.mkdir()
+    theirs.write_text('{"init_timestamp_nsecs":1}')
+    (given_up,) = given_up_calls()
+    answers.set()
+    given_up.join(LONG_S)
+    assert os.listdir(tier.directory) == ["4"]
+    assert os.listdir(theirs.parent) == [theirs.name]
+
+
 def given_up_calls() -> list[threading.Thread]:
     return [t for t in threading.enumerate() if t.name.startswith("eckpt-storage")]
 

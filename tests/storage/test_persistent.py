@@ -333,7 +333,7 @@ def test_altered_host_state_is_refused(tier: PersistentTier, directory: Path) ->
 
 def test_leftovers_of_a_writer_that_died_are_cleared(tier: PersistentTier, directory: Path) -> None:
     write(tier, 2, {"x": np.arange(2)})
-    unfinished = directory / "4.orbax-checkpoint-tmp-123"
+    unfinished = directory / "4.orbax-checkpoint-tmp-eckpt-123"
     unfinished.mkdir()
     (unfinished / "piece").write_bytes(b"half")
     tier.write_document(4, 0, 1, b"{}")  # a save begins with it

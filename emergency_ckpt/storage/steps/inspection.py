@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import itertools
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -18,7 +19,7 @@ from emergency_ckpt.core.step_names import is_item_name
 from emergency_ckpt.core.timeline import is_same_save, plain_incarnation
 from emergency_ckpt.errors import CorruptData, PersistentTierError
 from emergency_ckpt.storage.calls import READ_AGAIN, read_twice
-from emergency_ckpt.storage.directory import StorageDirectory
+from emergency_ckpt.storage.directory import Generations, StorageDirectory
 from emergency_ckpt.storage.marker import (
     HOST_STATE,
     MARKER_NAME,
@@ -224,20 +225,55 @@ class StepInspection:
         """Return whether this package began the save of a step in one of its folders ``names``."""
         return any(ours_of(self._metadata_of(name)) is not None for name in names)
 
-    def is_of_a_step(self, name: str) -> bool:
-        """Return whether a file system has a folder that this package or Orbax wrote.
+    def is_of_a_save(self, name: str) -> bool:
+        """Return whether a file system has a folder that a save of this package wrote.
 
-        Both write a step under another name, and rename the whole folder to ``name``. An empty
+        Such a save writes under another name, and renames the whole folder to ``name``. An empty
         folder counts too, because nobody loses anything with such a folder.
         """
-        if self._metadata_of(name) is not None:
-            return True
-        if StepFolders(self._storage, self._deadline_s).has_items(name):
-            return True
+        is_ours, _ = self._writer_of(name)
+        if is_ours is not None:
+            return is_ours
         is_folder = (self._directory / name).is_dir
         if not self._storage.do("inspect", f"/{name}", is_folder, self._deadline_s):
             return False
         return not self._storage.names_in(name, self._deadline_s)
+
+    def of_a_save(self, objects: Generations, items: Iterable[str] = ()) -> Generations:
+        """Return the documents among a bucket's ``objects``, and what a save wrote beside these.
+
+        Other programs write there too, at any time. Orbax's metadata are the first file of a save,
+        and leave with the last one: so a folder without them, or with those of another program, has
+        nothing of a save. ``items``: which a write that ended late has put there all the same.
+        ``objects`` were listed before, so that the metadata are no older.
+        """
+        kept: Generations = {}
+        for folder, names in itertools.groupby(sorted(objects), lambda name: name.split("/")[0]):
+            mine = None if folder == HOST_STATE else self._parts_of_a_save(folder, items)
+            kept |= {n: objects[n] for n in names if mine is None or n.split("/")[1] in mine}
+        return kept
+
+    def _parts_of_a_save(self, folder: str, items: Iterable[str]) -> set[str] | None:
+        """Return the names that a save wrote into ``folder``; None when all may be of a save."""
+        is_ours, metadata = self._writer_of(folder)
+        if is_ours is None:
+            return set(items)
+        if not is_ours:
+            return set()
+        # Damaged metadata do not name the items.
+        return {STEP_METADATA, COMMITTED, *items_of(metadata)} if fields_of(metadata) else None
+
+    def _writer_of(self, folder: str) -> tuple[bool | None, bytes | None]:
+        """Return whether a save of this package began in ``folder``, and Orbax's metadata there.
+
+        None without metadata, which alone show it. Unreadable ones count as damaged ones of ours.
+        """
+        metadata = self._metadata_of(folder)
+        if metadata is not None and not fields_of(metadata):
+            metadata = self._metadata_of(folder)  # for the reason of ``read_twice``
+        if metadata is None:
+            return None, None
+        return not fields_of(metadata) or ours_of(metadata) is not None, metadata
 
     def is_in_own_folder(self, entry: Entry) -> bool:
         """Return whether the files of ``entry`` are in the folder of a complete step.

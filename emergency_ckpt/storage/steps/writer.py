@@ -266,8 +266,7 @@ class DirectoryWriter:
         def pin() -> Pinned:
             pinned_names = dict.fromkeys(names)
             for name in temporary_of:
-                temporary = self._directory.glob(f"{name}{TEMPORARY_SUFFIX}*")
-                pinned_names |= dict.fromkeys(path.name for path in temporary)
+                pinned_names |= dict.fromkeys(temporary_folders(self._storage, name))
             return Pinned(self._directory, pinned_names)
 
         pinned = self._storage.do("inspect", f"/{names[0]}", pin, changes=step)
@@ -562,7 +561,7 @@ class DirectoryWriter:
             hint = "move it elsewhere, or take it in with 'eckpt doctor --adopt'"
             raise PersistentTierError("save", target, problem, hint=hint)
         name = self._storage.name_of(step)
-        if self._has_file(name) and not self._found.inspection().is_of_a_step(name):
+        if self._has_file(name) and not self._found.inspection().is_of_a_save(name):
             target, problem = (
                 f"{self._directory}/{name}",
                 "this package did not write what is there",
@@ -760,7 +759,7 @@ class DirectoryWriter:
     def _clear(self, step: int) -> None:
         """Remove the remains of a save in the place of ``step``, even if the save did not end.
 
-        On a file system the files of other programs stay.
+        The files of other programs stay.
         """
         names = {self._storage.name_of(step), *self._remains_of(step)}
         self._delete(step, names, unfinished=True)
@@ -780,18 +779,23 @@ class DirectoryWriter:
         }
 
     def _delete(self, step: int, folders: Collection[str], *, unfinished: bool = False) -> None:
-        """Remove ``folders`` and documents of ``step``; ``unfinished``: temporary folders too."""
+        """Remove ``folders`` and documents of ``step``.
+
+        ``unfinished``: temporary folders too, and of all this what a save of this package wrote.
+        """
         storage, documents = self._storage, f"{HOST_STATE}/{step}"
         below = sorted(folders)
         work = ("remove", f"/{below[0] if below else documents}")
         if storage.is_object_store:
             objects = self._objects(step, *(f"{name}/" for name in (*below, documents)))
+            if unfinished:
+                objects = self._found.inspection().of_a_save(objects)
             storage.do(*work, lambda: delete_step(storage, objects), changes=step)
             return
         removed = [f"{name}{_REMOVED}" for name in below]  # of a removal that did not end
         temporary_of = below if unfinished else ()
-        is_of_a_step = self._found.inspection().is_of_a_step
-        going = [name for name in below if not unfinished or is_of_a_step(name)]
+        is_of_a_save = self._found.inspection().is_of_a_save
+        going = [name for name in below if not unfinished or is_of_a_save(name)]
         pinned = self._pinned(step, *going, documents, *removed, temporary_of=temporary_of)
 
         def delete() -> None:
@@ -828,6 +832,15 @@ def _rank(name: str) -> int:
     if below.endswith(f"/{COMMITTED}"):
         return 1
     return {COMMITTED: 0, STEP_METADATA: 3}.get(below, _FILE)
+
+
+def temporary_folders(storage: StorageDirectory, name: str) -> list[str]:
+    """Return the temporary folders of this package's saves and removals of the step ``name``.
+
+    Another program may be saving in its own. For use inside ``do``.
+    """
+    ends = (f"{OWN_TEMPORARY}*", _REMOVED)
+    return [path.name for end in ends for path in storage.path.glob(f"{name}{end}")]
 
 
 def remove_tensors(pinned: Pinned, name: str) -> None:

@@ -74,3 +74,12 @@ def test_removal_of_a_plain_step_goes_on_in_the_next_life() -> None:
     assert left["objects"]
     assert left["manager"] == left["ours"] == [10]
     assert (removed["objects"], removed["manager"], removed["ours"]) == ([], [10], [10])
+
+
+def test_clean_up_after_a_failed_save_leaves_what_others_wrote() -> None:
+    for program, seen in run("failed_saves_beside_others").items():
+        ours = set(seen["failed"]) - set(seen["theirs"])
+        assert "process_00000_of_00001.json" in ours
+        assert ("_CHECKPOINT_METADATA" in ours) == (program == "user")
+        assert seen["same life"] == seen["next life"] == seen["theirs"], program
+        assert seen["saved"] == ["21"], "the place can be saved anew"
