@@ -280,7 +280,7 @@ def _orbax_before_metadata(directory: Path, number: int) -> Path:
 
 @pytest.mark.parametrize("write", [_orbax_under_way, _orbax_before_metadata])
 @pytest.mark.parametrize("is_same_life", [True, False], ids=["same life", "next life"])
-def test_clean_up_after_a_failed_save_keeps_the_save_of_another_program(
+def test_clean_up_after_a_failed_save_keeps_saves_of_others(
     saved: World,
     monkeypatch: pytest.MonkeyPatch,
     write: Callable[[Path, int], Path],

@@ -77,7 +77,7 @@ def test_write_that_was_given_up_does_not_come_through_later(
     assert sorted(os.listdir(tier.directory)) == ["2", "4"]
 
 
-def test_write_that_was_given_up_leaves_the_step_of_another_program(
+def test_given_up_write_leaves_the_step_of_another_program(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """That step came into the place before the write did."""
