@@ -7,8 +7,10 @@
 #include <atomic>
 #include <cerrno>
 #include <cstdint>
+#include <functional>
 #include <mutex>
 #include <string_view>
+#include <utility>
 
 namespace eckpt {
 namespace {
@@ -31,8 +33,19 @@ std::mutex install_mutex;
 // written.
 std::array<struct sigaction, 2> previous;
 std::atomic<int> current{0};
+struct sigaction first;  // the handler before ours when it was installed first
+bool has_first = false;
 std::atomic<bool> told{false};
 std::atomic<bool> passed_on{false};
+
+// The signal that this thread passes on to another handler. The model of the storage: any other may
+// allocate memory at the first use in a thread.
+struct Passing {
+  const siginfo_t* info = nullptr;
+  const void* frame = nullptr;
+  int calls = 0;
+};
+__attribute__((tls_model("initial-exec"))) thread_local constinit Passing passing;
 
 constexpr std::string_view kCut =
     "emergency_ckpt: SIGBUS in a mapped slot of the ramdisk: its file was made shorter, or lost "
@@ -68,6 +81,25 @@ void TakeDefault(int number, const siginfo_t* info) {
   if (info->si_code <= 0) raise(number);
 }
 
+// Returns how many calls of ours for this signal have not ended: a handler that was installed later
+// may call ours as the one that it found. A handler may also leave by a jump, so the frame is
+// compared: that of a call from inside is below.
+int CallsBefore(const siginfo_t* info, const void* frame) {
+  const bool is_inside = info == passing.info && std::less<>{}(frame, passing.frame);
+  passing = {info, frame, is_inside ? passing.calls + 1 : 0};
+  return passing.calls;
+}
+
+// Returns the handler whose turn it is: the previous one, then the one before all that came later,
+// then none.
+struct sigaction HandlerAfter(int calls) {
+  if (calls == 0) return previous[current.load(std::memory_order_acquire)];
+  if (calls == 1) return first;
+  struct sigaction none = {};
+  none.sa_handler = SIG_DFL;
+  return none;
+}
+
 void OnFault(int number, siginfo_t* info, void* context) {
   const int error = errno;
   // Positive: from the kernel, at an address; else a process sent it.
@@ -75,7 +107,7 @@ void OnFault(int number, siginfo_t* info, void* context) {
   if (is_fault && IsWatched(reinterpret_cast<uintptr_t>(info->si_addr)) && !told.exchange(true)) {
     Write(info->si_code == BUS_MCEERR_AR || info->si_code == BUS_MCEERR_AO ? kBroken : kCut);
   }
-  const struct sigaction before = previous[current.load(std::memory_order_acquire)];
+  const struct sigaction before = HandlerAfter(CallsBefore(info, __builtin_frame_address(0)));
   // The previous handler may restore ours and send the signal again, as faulthandler does when it
   // was enabled later.
   const bool comes_again = !is_fault && passed_on.load();
@@ -106,6 +138,7 @@ void EnsureFaultNotice() {
   const std::lock_guard lock(install_mutex);
   struct sigaction now;
   if (sigaction(SIGBUS, nullptr, &now) != 0 || IsOurs(now)) return;
+  if (!std::exchange(has_first, true)) first = now;  // set before any signal reaches ours
   const int other = 1 - current.load();
   previous[other] = now;
   current.store(other, std::memory_order_release);

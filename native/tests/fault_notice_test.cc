@@ -1,5 +1,6 @@
 #include "engine/fault_notice.h"
 
+#include <setjmp.h>
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
@@ -131,6 +132,65 @@ TEST(handler_installed_later_is_behind_ours_at_the_next_mapping) {
   });
   CHECK(end.is_death_by(SIGBUS));
   CHECK(end.has("SIGBUS in a mapped slot"));
+}
+
+// Calls the handler that it found, as HotSpot's chaining of signals does.
+void CallFormer(int number, siginfo_t* info, void* context) {
+  before_later_one.sa_sigaction(number, info, context);
+}
+
+TEST(handler_installed_later_may_call_ours) {
+  const auto install_later = [] {
+    const TemporaryFile file(kPage);
+    const Mapping first(file.fd(), kPage, true);
+    sigaction(SIGBUS, nullptr, &before_later_one);
+    Handle(CallFormer);
+  };
+  const End alone = InChild([&] {
+    install_later();
+    TouchCutFile();
+  });
+  CHECK(alone.is_death_by(SIGBUS));
+  CHECK(alone.has("SIGBUS in a mapped slot"));
+  const End after_another = InChild([&] {
+    Handle(HandlerOfTheTest);
+    install_later();
+    TouchCutFile();
+  });
+  CHECK(WIFEXITED(after_another.status) && WEXITSTATUS(after_another.status) == kHandled);
+}
+
+TEST(handler_that_calls_ours_may_be_the_one_before_ours) {
+  const End end = InChild([] {
+    Handle(CallFormer);
+    const TemporaryFile file(kPage);
+    const Mapping first(file.fd(), kPage, true);
+    sigaction(SIGBUS, nullptr, &before_later_one);
+    Handle(CallFormer);
+    TouchCutFile();
+  });
+  CHECK(end.is_death_by(SIGBUS));
+}
+
+sigjmp_buf before_fault;
+void Leave(int, siginfo_t*, void*) { siglongjmp(before_fault, 1); }
+
+TEST(handler_before_ours_may_leave_by_a_jump_each_time) {
+  const End end = InChild([] {
+    Handle(Leave);
+    const TemporaryFile file(kPage);
+    const Mapping mapping(file.fd(), kPage, true);
+    const auto memory = mapping.Hold();
+    if (ftruncate(file.fd(), 0) != 0) _exit(1);
+    const volatile std::byte* bytes = memory->Read({0, kPage}).data();
+    static int faults = 0;
+    while (faults < 3) {
+      if (sigsetjmp(before_fault, 1) == 0) static_cast<void>(bytes[0]);
+      ++faults;
+    }
+    _exit(kHandled);
+  });
+  CHECK(WIFEXITED(end.status) && WEXITSTATUS(end.status) == kHandled);
 }
 
 TEST(signal_that_was_sent_ends_the_process_without_a_word) {
