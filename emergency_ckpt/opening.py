@@ -269,7 +269,7 @@ class Opened:
             member.newest_step,
             member.complete,
             self.tell_begins_anew,
-            unread=str(config.dir) if member.is_unknown else "",
+            unread=member.unread,
         )
         chain, stored = self._storage_parts(timelines)
         local = LocalSaves(

@@ -179,7 +179,6 @@ class ClaimAtStart:
         Never raises, because RAM may be enough. ``create``: makes the directory until a deadline.
         """
         problem: CheckpointError | None = None
-        known = Known(is_unknown=True)
         with told_of_wait(self._events, directory, self._deadline_s):
             try:
                 if create is not None:
@@ -190,6 +189,7 @@ class ClaimAtStart:
                 known = self._read(directory)
             except (PersistentTierError, CorruptData) as error:
                 problem = problem or error
+                known = Known(unread=str(problem))
         if problem is not None:
             # Storage may be down just when RAM is needed; saves try it again.
             self._events.emit("persistent.problem", cause="unreachable", reason=str(problem))

@@ -111,7 +111,7 @@ class Membership:
             raise
         self.incarnation, self.newest_step = started.incarnation, started.newest_step
         self.complete = started.complete
-        self.is_unknown = started.is_unknown
+        self.unread = started.unread
         self.tier.note_incarnation(started.incarnation)
         forget_secret(self.coordinator)  # all processes have read it
 

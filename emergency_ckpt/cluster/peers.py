@@ -38,13 +38,13 @@ class Known(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
       greatest: the greatest number of an incarnation; 0 without any.
       newest_step: the newest step that was not rolled back; -1 without any.
       complete: the newest save that is on record in RAM as complete on all processes.
-      is_unknown: storage, which may know of the run, could not be read.
+      unread: why storage, which may know of the run, could not be read; else empty.
     """
 
     greatest: int = 0
     newest_step: int = -1
     complete: SaveId | None = None
-    is_unknown: bool = False
+    unread: str = ""
 
 
 class _Hello(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -59,14 +59,14 @@ class Started(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """An incarnation that has begun on all processes, and the newest that any of them knew.
 
     Attributes:
-      is_unknown: storage could not be read, and no RAM had a record of the run.
+      unread: why storage could not be read, where no RAM had a record of the run; else empty.
       error: why the incarnation has not begun; empty when it has.
     """
 
     incarnation: str
     newest_step: int = -1
     complete: SaveId | None = None
-    is_unknown: bool = False
+    unread: str = ""
     error: str = ""
 
 
@@ -218,8 +218,8 @@ def agree_start(
             return msgspec.json.encode(Started("", error=str(refusal)[:ERROR_LIMIT_CHARS]))
         complete = max((known.complete for known in every if known.complete), default=None)
         newest_step = max(known.newest_step for known in every)
-        is_unknown = greatest == 0 and any(known.is_unknown for known in every)
-        return msgspec.json.encode(Started(incarnation, newest_step, complete, is_unknown))
+        unread = "" if greatest else every[0].unread[:ERROR_LIMIT_CHARS]
+        return msgspec.json.encode(Started(incarnation, newest_step, complete, unread))
 
     data = hello_round.hold(msgspec.json.encode(hello), hello_round.when_all(begin))
     agreed = decode_message(data, Started, "hello.told")

@@ -54,8 +54,8 @@ class Timelines:
           newest_step: the newest step known at the start of the job; -1 without any.
           complete: the newest save that any process had on record at the start as complete.
           on_nothing: called at a first save without a restore, where the run has no step.
-          unread: the persistent directory, if it could not be read at the start and no RAM had a
-            record of the run: lives of the run may have greater numbers than this life.
+          unread: why storage could not be read at the start, where no RAM had a record of the run:
+            earlier lives may have greater numbers than this life. Else empty.
         """
         self._tier = tier
         self._events = events
@@ -132,8 +132,8 @@ class Timelines:
                 raise PersistentTierError(
                     "save",
                     f"step {save.step}",
-                    f"{self._unread} could not be read at the start, and no host has a record of"
-                    " this run in RAM, so earlier steps of the run may be there",
+                    "storage could not be read at the start, and no host has a record of this run"
+                    f" in RAM, so earlier steps of the run may be there ({self._unread})",
                     hint="call restore before the first save, which reads storage again; or start"
                     " the job again once storage answers",
                 )

@@ -221,7 +221,7 @@ def storage_away(world: World) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("newest", [76, None])
-def test_life_that_cannot_know_of_earlier_ones_saves_after_a_restore_alone(
+def test_life_that_cannot_know_earlier_ones_restores_first(
     world: World, newest: int | None
 ) -> None:
     """Its steps would not count beside those of storage, whose lives have greater numbers."""
@@ -244,7 +244,7 @@ def test_life_that_cannot_know_of_earlier_ones_saves_after_a_restore_alone(
     assert restored(world, **both(world)) == 102
 
 
-def test_life_of_a_run_on_record_in_ram_saves_while_storage_is_away(world: World) -> None:
+def test_life_on_record_in_ram_saves_without_storage(world: World) -> None:
     saved(world, 76, **both(world))
     with storage_away(world), world.open(**both(world)) as ckpt:
         save(ckpt, world, 100)

@@ -87,7 +87,7 @@ def test_step_has_the_state_of_the_life_that_made_it() -> None:
     ("before", "is_excused"),
     [([], True), ([("000000000002-a", 4)], True), ([("000000000002-a", 3)], False)],
 )
-def test_refusal_of_a_taken_number_is_right_where_the_step_came_after_the_restore(
+def test_refusal_of_a_number_that_was_taken_later_is_right(
     before: list[tuple[str, int]], is_excused: bool
 ) -> None:
     text = "save /x/storage/3: the step of 000000000002-a there has the same number, and counts; s"
