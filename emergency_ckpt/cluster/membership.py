@@ -166,8 +166,8 @@ class Membership:
         # incarnations too.
         nearby = greatest_number(local_dir / self._run_id)
         greatest = max(inventory.greatest, nearby)
-        known = Known(greatest, inventory.newest_step, inventory.known_complete)
-        return self._server.contact, known
+        knowledge = Known(greatest, inventory.newest_step, inventory.known_complete)
+        return self._server.contact, knowledge
 
     def _ensure_local_dir(self) -> Path:
         """Return the directory of runs in RAM, of which this process claims its part.

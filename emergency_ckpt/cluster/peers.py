@@ -82,15 +82,15 @@ class Peers:
     def address_of(self, process: int) -> str:
         """Return the transfer address of ``process``, read from the coordination service once."""
         with self._lock:
-            known = self._addresses.get(process)
-        if known is None:
+            address = self._addresses.get(process)
+        if address is None:
             key = f"hello/{process}"
             data = self._coordinator.get(key, _ADDRESS_TIMEOUT_S)
             hello: _Hello = decode_message(data, _Hello, key)
-            known = hello.address
+            address = hello.address
             with self._lock:
-                self._addresses[process] = known
-        return known
+                self._addresses[process] = address
+        return address
 
     def known(self) -> frozenset[int]:
         """Return the processes that this process has made requests to."""
@@ -197,12 +197,12 @@ def agree_start(
     """
     deadline_s = time.monotonic() + timeout_s
     failure: Exception | None = None
-    address, known = "", Known()
+    address, knowledge = "", Known()
     try:
-        address, known = start()
+        address, knowledge = start()
     except (CheckpointError, OSError) as error:
         failure = error
-    hello = _Hello(address, known, "" if failure is None else str(failure)[:ERROR_LIMIT_CHARS])
+    hello = _Hello(address, knowledge, "" if failure is None else str(failure)[:ERROR_LIMIT_CHARS])
     hello_round = Round(coordinator, "hello", deadline_left_s(deadline_s), prompt=True)
 
     def begin(said: Mapping[int, bytes]) -> bytes:
@@ -211,14 +211,14 @@ def agree_start(
         if error:
             return msgspec.json.encode(Started("", error=error))
         try:
-            every = [stored(), *(hello.known for hello in hellos.values())]
-            greatest = max(known.greatest for known in every)
+            reports = [stored(), *(hello.known for hello in hellos.values())]
+            greatest = max(report.greatest for report in reports)
             incarnation = new_incarnation(greatest, secrets.token_hex(8))
         except CheckpointError as refusal:  # the other processes wait for the answer
             return msgspec.json.encode(Started("", error=str(refusal)[:ERROR_LIMIT_CHARS]))
-        complete = max((known.complete for known in every if known.complete), default=None)
-        newest_step = max(known.newest_step for known in every)
-        unread = "" if greatest else every[0].unread[:ERROR_LIMIT_CHARS]
+        complete = max((report.complete for report in reports if report.complete), default=None)
+        newest_step = max(report.newest_step for report in reports)
+        unread = "" if greatest else reports[0].unread[:ERROR_LIMIT_CHARS]
         return msgspec.json.encode(Started(incarnation, newest_step, complete, unread))
 
     data = hello_round.hold(msgspec.json.encode(hello), hello_round.when_all(begin))

@@ -87,15 +87,15 @@ class Timelines:
         with self._lock:
             return self._bound if self._pending is None else self._pending
 
-    def learn(self, known: Timeline | None, parent: SaveId) -> None:
-        """Take over ``known``, the newest timeline of all processes and of storage.
+    def learn(self, timeline: Timeline | None, parent: SaveId) -> None:
+        """Take over ``timeline``, the newest of all processes and of storage.
 
         ``parent`` is being restored: a timeline that excludes it is not recorded.
         """
         with self._lock:
-            before = newest(known, self._bound)
-            if known and before and number_of(known.head) == number_of(before.head):
-                before = known  # of two lives with the same number, all take that of the plan
+            before = newest(timeline, self._bound)
+            if timeline and before and number_of(timeline.head) == number_of(before.head):
+                before = timeline  # of two lives with the same number, all take that of the plan
             is_news = before != self._bound
             self._bound = before
         if is_news and not self.rejection_reason(parent.step, parent.incarnation):
@@ -140,16 +140,16 @@ class Timelines:
             if self._has_begun:
                 return
             self._has_begun = True
-            left = self._newest_step
+            newest_saved = self._newest_step
             tensors, _, complete = self._tier.held()
             saves = [manifest.save for manifest in tensors] + ([complete] if complete else [])
-            left = max(left, newest_step(saves, self._bound))
-            if left >= 0:
+            newest_saved = max(newest_saved, newest_step(saves, self._bound))
+            if newest_saved >= 0:
                 self._pending = continued(None, None, save.incarnation)
-        if left < 0:
+        if newest_saved < 0:
             self._on_nothing()
             return
-        self._events.emit("warning", cause="without_restore", step=save.step, newest=left)
+        self._events.emit("warning", cause="without_restore", step=save.step, newest=newest_saved)
 
     def bind(self) -> None:
         """Make the timeline binding: rolled-back saves stop counting. Idempotent; never raises."""

@@ -71,7 +71,7 @@ class HeldSaves:
                 for place in places
                 for _, published in place.published()
             }
-            known = [p.ledger.complete for p in places if p.ledger.complete is not None]
+            complete_saves = [p.ledger.complete for p in places if p.ledger.complete is not None]
             host_states: dict[tuple[SaveId, int, int], HeldHostState] = {}
             for place in places:
                 for host_state in place.host_states.held():
@@ -79,7 +79,9 @@ class HeldSaves:
                         (host_state.save, host_state.owner, host_state.count), host_state
                     )
             # Orphans may have been left behind by the chain of this process.
-            complete = max(known, key=lambda s: (not self._own.excludes(s), s), default=None)
+            complete = max(
+                complete_saves, key=lambda s: (not self._own.excludes(s), s), default=None
+            )
         return tuple(sorted(tensors)), tuple(sorted(host_states.values())), complete
 
     def inventory(self, holder: str, process_index: int, address: str) -> HolderInventory:
@@ -215,27 +217,27 @@ class HeldSaves:
             for slot in slots:
                 slot.readers += 1
         try:
-            left = {shard: _entry(contents, digest, shard) for shard in shards}
+            unsound = {shard: _entry(contents, digest, shard) for shard in shards}
             crcs: dict[int, int] = {}
             for slot in slots:
-                ranges = [(entry.offset, entry.nbytes) for entry in left.values()]
+                ranges = [(entry.offset, entry.nbytes) for entry in unsound.values()]
                 slot_crcs = _native.crc32c_ranges(slot.mapping, ranges, self._threads)
-                crcs = dict(zip(left, slot_crcs, strict=True))
-                left = {
+                crcs = dict(zip(unsound, slot_crcs, strict=True))
+                unsound = {
                     shard: entry
-                    for shard, entry in left.items()
+                    for shard, entry in unsound.items()
                     if crcs[shard] != entry.crc32c or shard in slot.bad_shards
                 }
                 with self._lock:
                     if slot.digest == digest:
-                        slot.bad_shards.update(left)
-                if not left:
+                        slot.bad_shards.update(unsound)
+                if not unsound:
                     break
         finally:
             with self._lock:
                 for slot in slots:
                     slot.readers -= 1
-        return [(shard, crcs[shard]) for shard in left]
+        return [(shard, crcs[shard]) for shard in unsound]
 
     @contextlib.contextmanager
     def reading(self, digest: str) -> Generator[Callable[[int], npt.NDArray[np.uint8]]]:

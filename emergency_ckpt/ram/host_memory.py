@@ -62,8 +62,8 @@ def mount_of(path: str, mounts: Path = _MOUNTS) -> Mount | None:
     real = Path(os.path.realpath(path))
     best: tuple[int, Mount] | None = None
     for line in text.splitlines():
-        left, separator, right = line.partition(" - ")
-        fields, file_system = left.split(), right.split()
+        mount_part, separator, type_part = line.partition(" - ")
+        fields, file_system = mount_part.split(), type_part.split()
         if not separator or len(fields) < 5 or not file_system:
             continue
         point = Path(_ESCAPED.sub(lambda match: chr(int(match[1], 8)), fields[4]))

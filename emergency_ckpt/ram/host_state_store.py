@@ -81,15 +81,15 @@ class HostStateStore:
         entry = held_host_state(document, len(data))
         with self._lock:
             key = (save, owner, count)
-            known = self._held.get(key)
-            if known == entry and self._read(save, owner, count) == data:
+            published = self._held.get(key)
+            if published == entry and self._read(save, owner, count) == data:
                 return
-            if known is not None and known.digest != entry.digest:
+            if published is not None and published.digest != entry.digest:
                 raise HostStateError(
                     "publish",
                     f"{document_name(owner, count)} of step {save.step}",
                     "another one is published already",
-                    expected=known.digest,
+                    expected=published.digest,
                     actual=entry.digest,
                 )
             try:

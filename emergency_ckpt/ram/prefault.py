@@ -105,10 +105,10 @@ class Prefaulter:
             with self._lock:
                 asked, self._asked = self._asked, []
                 if self._is_ending or not (asked or self._first):
-                    left, self._first, self._thread = self._first, [], None
+                    memories, self._first, self._thread = self._first, [], None
                     break
             self._work(self._memories_of(asked) if asked else [])
-        self._give_up(left)
+        self._give_up(memories)
 
     def _memories_of(self, asked: Sequence[tuple[int | None, bool]]) -> Sequence[SlotMemory]:
         size_bytes = max((size for size, _ in asked if size is not None), default=None)

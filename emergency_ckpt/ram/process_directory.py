@@ -98,10 +98,10 @@ class ProcessDirectory:
         elif isinstance(restored, RestoredSave) and restored.save != save:
             restored = msgspec.UNSET
         self._record(complete=save, finite=finite, restored=restored)
-        kept = self.saves()
-        self.host_states.note_complete(save, kept)
+        saves = self.saves()
+        self.host_states.note_complete(save, saves)
         self.host_states.remove_if(
-            lambda host_state: self.excludes(host_state.save) and host_state.save not in kept
+            lambda host_state: self.excludes(host_state.save) and host_state.save not in saves
         )
 
     def note_orderly_end(self) -> None:
@@ -228,17 +228,17 @@ class ProcessDirectory:
         saves would look like a fresh start.
         """
         self._forget(lambda save: save.step == step)
-        known = self.ledger.complete
+        complete = self.ledger.complete
         if not self.published():
             self.invalidate_newer(SaveId(-1, "", self.files.run_id))
-        elif known is not None and known.step == step:
-            left = [
+        elif complete is not None and complete.step == step:
+            saves = [
                 (slot.whole, published.save)
                 for slot, published in self.published()
                 if not self.excludes(published.save)
             ]
-            whole = [save for is_whole, save in left if is_whole]
-            unknown = [save for is_whole, save in left if is_whole is None]
+            whole = [save for is_whole, save in saves if is_whole]
+            unknown = [save for is_whole, save in saves if is_whole is None]
             self._record(complete=max(whole or unknown, default=None))
 
     def quarantine(self, record: QuarantineRecord) -> None:

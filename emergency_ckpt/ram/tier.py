@@ -189,8 +189,8 @@ class LocalTier(HeldSaves):
         with self._lock:
             self._places = tuple(places)
             self._document_bytes = document_bytes
-            kept = self._slots_needed - 1
-            self._slots_at_rest = slots_for(kept, writes_storage=writes_storage)
+            kept_steps = self._slots_needed - 1
+            self._slots_at_rest = slots_for(kept_steps, writes_storage=writes_storage)
 
     def reserve(self, slot_bytes: int) -> None:
         """Reserve the slots at rest, of at least ``slot_bytes`` each. Idempotent.
@@ -203,14 +203,14 @@ class LocalTier(HeldSaves):
         self._check_open("reserve slots in")
         with self._saving:
             try:
-                size_bytes, kept, missing = self._other_runs.with_room(
+                size_bytes, slots, missing = self._other_runs.with_room(
                     lambda: self._check_reservable(slot_bytes)
                 )
                 with self._lock:
-                    too_large = [slot for slot in self._own.slots if slot not in kept]
+                    too_large = [slot for slot in self._own.slots if slot not in slots]
                     taken = self._own.take_out(too_large)
                 _delete(taken)
-                for slot in kept:
+                for slot in slots:
                     slot.grow(size_bytes)
                 for _ in range(missing):
                     try:
@@ -227,10 +227,10 @@ class LocalTier(HeldSaves):
         """Raise RamdiskFull with both sizes when ``reserve`` would find no room. Makes no slot."""
         self._check_open("reserve slots in")
         with self._saving:
-            _, kept, missing = self._other_runs.with_room(
+            _, slots, missing = self._other_runs.with_room(
                 lambda: self._check_reservable(slot_bytes)
             )
-            self._slots_to_come = len(kept) + missing
+            self._slots_to_come = len(slots) + missing
 
     def _check_reservable(self, slot_bytes: int) -> tuple[int, list[Slot], int]:
         """Return (slot size, slots to keep, number to make): free slots that are too large go."""
@@ -247,7 +247,7 @@ class LocalTier(HeldSaves):
                 and not slot.in_use
             ]
         _delete(surplus)
-        kept = [slot for slot in slots if slot not in too_large]
+        reusable = [slot for slot in slots if slot not in too_large]
         places = claims.process_directories(self._run_dir)
         waiting = sum(not any(place.glob("slot_*.bin")) for place in places)
 
@@ -256,23 +256,23 @@ class LocalTier(HeldSaves):
 
             ``others_bytes``: to leave for other processes of this host.
             """
-            missing = max(count - len(kept), 0)
+            missing = max(count - len(reusable), 0)
             needed = missing * size_bytes
-            needed += sum(max(size_bytes - slot.size_bytes, 0) for slot in kept)
+            needed += sum(max(size_bytes - slot.size_bytes, 0) for slot in reusable)
             needed += self._missing_document_bytes()
             if needed > 0:
                 # A slot beyond those at rest makes way for host states.
-                freed = sum(slot.size_bytes for slot in [*too_large, *kept[count:]])
+                freed = sum(slot.size_bytes for slot in [*too_large, *reusable[count:]])
                 needed += SMALL_FILES_BYTES - freed + others_bytes
                 check_room(self._own.claim, needed, processes=max(waiting, 1))
             return missing
 
         if self._slots_at_rest > self._slots_needed:
-            wanted = self._slots_at_rest
+            at_rest = self._slots_at_rest
             others = max(waiting - (not slots), 0)
             with contextlib.suppress(RamdiskFull):  # only what saves need must have room
-                return size_bytes, kept, missing_of(wanted, others * wanted * size_bytes)
-        return size_bytes, kept, missing_of(self._slots_needed, 0)
+                return size_bytes, reusable, missing_of(at_rest, others * at_rest * size_bytes)
+        return size_bytes, reusable, missing_of(self._slots_needed, 0)
 
     def _missing_document_bytes(self) -> int:
         """Return the room that host states of saves to come take beside those that are here."""
@@ -444,13 +444,13 @@ class LocalTier(HeldSaves):
         """
         with self._lock:
             own, complete = self._own, self._own.ledger.complete
-            kept = {save, *self._protected} | ({complete} if complete else set())
+            saves_to_keep = {save, *self._protected} | ({complete} if complete else set())
 
             def may_go(old_save: SaveId) -> bool:
                 return restores or (complete is not None and old_save < complete)
 
             documents = {host_state.save for host_state in own.host_states.held()}
-            gone = min(filter(may_go, documents - kept - own.saves()), default=None)
+            gone = min(filter(may_go, documents - saves_to_keep - own.saves()), default=None)
             taken: list[Slot] = []
             if gone is None:
                 if not restores and len(own.slots) <= self._slots_needed:
@@ -468,7 +468,7 @@ class LocalTier(HeldSaves):
                 gone = slot.save
                 taken = own.take_out([slot])
             own.host_states.remove_if(
-                lambda host_state: host_state.save == gone and gone not in kept
+                lambda host_state: host_state.save == gone and gone not in saves_to_keep
             )
         _delete(taken)
         return True

@@ -98,17 +98,17 @@ class HolderCalls:
             not be reached until the deadline.
         """
         clock = self.progress.clock
-        left, began_s = list(holders), clock.now_s()
+        askable, began_s = list(holders), clock.now_s()
         silent: dict[str, CheckpointError] = {}
         pause_s = FIRST_PAUSE_S
         for attempt in itertools.count(1):
-            for holder in tuple(left):
+            for holder in tuple(askable):
                 try:
                     answer = ask(holder)
                 except CheckpointError as error:
                     if is_about_copy(error):
                         silent.pop(holder, None)
-                        left.remove(holder)
+                        askable.remove(holder)
                         failed(holder, error)
                         continue
                     if not isinstance(error, TransferError):
@@ -121,10 +121,14 @@ class HolderCalls:
                 self.progress.touch()
                 if answer is not None:
                     return answer
-                left.remove(holder)
+                askable.remove(holder)
             patience_s = self.progress.limits.patience_s
             patience_s += max(began_s, self._got_s) - clock.now_s()
-            if not left or attempt == attempts or pause_s >= min(patience_s, self.progress.left_s):
+            if (
+                not askable
+                or attempt == attempts
+                or pause_s >= min(patience_s, self.progress.left_s)
+            ):
                 break
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)

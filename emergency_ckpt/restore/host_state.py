@@ -43,34 +43,34 @@ def fetch_documents(
     CopiesFailed when no source has a document, HolderUnreachable.
     """
 
-    def fetch(wanted: HostStateFetch) -> host_states.HostStateDocument:
-        name = f"host state of process {wanted.owner}"
+    def fetch(request: HostStateFetch) -> host_states.HostStateDocument:
+        name = f"host state of process {request.owner}"
         failed: list[Quarantined] = []
 
         def ask(source: str) -> tuple[str, bytes, host_states.HostStateDocument]:
             if source == me:
-                data = holdings.host_state_bytes(save, wanted.owner, count)
+                data = holdings.host_state_bytes(save, request.owner, count)
             else:
                 address = addresses[source]
-                data = calls.client.fetch_host_state(address, save, wanted.owner, count)
+                data = calls.client.fetch_host_state(address, save, request.owner, count)
             if data is None:
                 raise NotHeld("read", name, "not here any more")
             document = host_states.decode(data)
-            if document.digest != wanted.digest or document.save != save:
+            if document.digest != request.digest or document.save != save:
                 raise CorruptData("read", name, "another one")
             return source, data, document
 
         def note(source: str, error: CheckpointError) -> None:
             logging.warning("%s at %s: %s", name, source, error)
-            failed.append(Quarantined(source, wanted.digest))
+            failed.append(Quarantined(source, request.digest))
 
-        own_first = sorted(wanted.sources, key=lambda source: source != me)
+        own_first = sorted(request.sources, key=lambda source: source != me)
         answer = calls.first(f"{name} at step {save.step}", own_first, ask, note)
         if answer is None:
             raise CopiesFailed(save.step, failed)
         source, data, document = answer
         if source != me:
-            room.publish_host_state(save, wanted.owner, count, data)
+            room.publish_host_state(save, request.owner, count, data)
         return document
 
     return [fetch(wanted) for wanted in fetches]

@@ -267,12 +267,12 @@ class RestoreLeader:
         assert self._view is not None, "storage has answered"
         unseen = [item for item in self._stored.values() if not item.is_seen]
         self._inspect(self._persistent, self._view, unseen, self._deadline_s)
-        known = self._inventory.timeline
+        timeline = self._inventory.timeline
         stored = {
             item.step
             for item in self._stored.values()
             if not item.problem
-            and (known is None or not known.rejection_reason(item.step, item.incarnation))
+            and (timeline is None or not timeline.rejection_reason(item.step, item.incarnation))
         }
         return CompleteSteps(local, tuple(sorted(stored)))
 
@@ -420,12 +420,12 @@ class RestoreLeader:
         """Ask for the steps in storage; return the plan for RAM if storage has no better step."""
         answer = self._plan_from_inventory()
         in_ram = answer if isinstance(answer, RestorePlan) else None
-        known = self._inventory.timeline
+        timeline_before = self._inventory.timeline
         if self._list_storage(tier, is_brief=in_ram is not None) is not None:
             # RAM may well be enough. If not, see ``_ask_storage_again`` and ``_without_plan``.
             self._sufficed = in_ram
             return in_ram
-        if in_ram is not None and self._inventory.timeline != known:
+        if in_ram is not None and self._inventory.timeline != timeline_before:
             return None  # the log has a newer chain
         if in_ram is None or in_ram.save is None:
             return None
@@ -480,12 +480,12 @@ class RestoreLeader:
         for fault in view.log.faults:
             reason = str(fault)[:500]
             self._events.emit("persistent.problem", cause="log_damaged", reason=reason)
-        holders, known = self._inventory.holders, self._inventory.timeline
-        self._replace(timeline=newest_timeline(holders, known, view.table))
+        holders, timeline = self._inventory.holders, self._inventory.timeline
+        self._replace(timeline=newest_timeline(holders, timeline, view.table))
         steps = {item.step: item for item in view.steps}
         step = self._requested_step
-        if step is not None and (asked := view.of(step)) is not None:
-            steps[step] = asked
+        if step is not None and (stored_step := view.of(step)) is not None:
+            steps[step] = stored_step
         self._view, self._stored = view, steps
         self._greatest = max(self._greatest, view.greatest)
         # RAM may have a copy of a step of plain Orbax, made from these files or from former ones.

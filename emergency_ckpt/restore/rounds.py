@@ -189,7 +189,7 @@ class RestoreRounds:
     Args:
       name: of this restore, the same on all processes.
       series: the rounds of all restores, to which these are added.
-      wanted: the leaves that this process asks for, by path.
+      leaves: those that this process asks for, by path.
       leader: gives the answers, in process 0; not used elsewhere.
       deadline_s: of ``time.monotonic``; DeadlineExceeded after it.
       check: called at intervals of some seconds with the processes that this process waits for; an
@@ -201,7 +201,7 @@ class RestoreRounds:
         coordinator: Coordinator,
         name: str,
         series: Series,
-        wanted: Mapping[str, LeafSpec],
+        leaves: Mapping[str, LeafSpec],
         leader: RestoreLeader | None,
         *,
         deadline_s: float,
@@ -210,8 +210,8 @@ class RestoreRounds:
         self._coordinator = coordinator
         self._name = name
         self._series = series
-        self._wanted = wanted
-        self._specs = msgspec.json.encode(list(wanted.values()))
+        self._leaves = leaves
+        self._specs = msgspec.json.encode(list(leaves.values()))
         self._state_digest = hashlib.sha256(self._specs).hexdigest()
         self._leader = leader
         self._leader_error: CheckpointError | None = None
@@ -339,7 +339,7 @@ class RestoreRounds:
         leaves: list[LeafSpec] = decode_message(
             data, list[LeafSpec], f"{self._name}/leaves", limit_bytes=MAX_PLAN_MESSAGE_BYTES
         )
-        lines = compare_targets(self._wanted, {leaf.path: leaf for leaf in leaves})
+        lines = compare_targets(self._leaves, {leaf.path: leaf for leaf in leaves})
         if not lines:
             return error
         more = [f"and {len(lines) - _MOST_NAMED} more"] if len(lines) > _MOST_NAMED else []

@@ -132,28 +132,28 @@ class HeldShards:
         """Return the dtype in which a leaf was saved."""
         return self._leaves[path].dtype
 
-    def bytes_of(self, wanted: ShardId) -> npt.NDArray[np.uint8]:
+    def bytes_of(self, shard: ShardId) -> npt.NDArray[np.uint8]:
         """Return the bytes of a shard: in place, or combined from parts where boxes differ."""
-        views = self._views.get(wanted.leaf, {})
-        if wanted.box in views:
-            return views[wanted.box]()
-        if volume(wanted.box) == 0:
+        views = self._views.get(shard.leaf, {})
+        if shard.box in views:
+            return views[shard.box]()
+        if volume(shard.box) == 0:
             return np.empty(0, np.uint8)
-        dtype = dtype_named(self._leaves[wanted.leaf].dtype)
+        dtype = dtype_named(self._leaves[shard.leaf].dtype)
         # Boxes of one save may overlap: see ``boxes.divide``.
-        portions, missing = divide(wanted.box, tuple(views))
+        portions, missing = divide(shard.box, tuple(views))
         if missing:
             raise RestoreFailed(
                 "restore",
-                f"{wanted.leaf}{describe(wanted.box)}",
+                f"{shard.leaf}{describe(shard.box)}",
                 f"{', '.join(map(describe, missing[:4]))} is held nowhere"
                 f" ({sum(map(volume, missing))} elements)",
             )
-        target = np.empty(shape_of(wanted.box), dtype)
+        target = np.empty(shape_of(shard.box), dtype)
         for source, parts in groupby(portions, key=attrgetter("source")):
             array = views[source]().view(dtype).reshape(shape_of(source))
             for portion in parts:
-                into, out_of = relative(portion.part, wanted.box), relative(portion.part, source)
+                into, out_of = relative(portion.part, shard.box), relative(portion.part, source)
                 target[slices(into)] = array[slices(out_of)]
         return target.reshape(-1).view(np.uint8)
 
@@ -381,8 +381,8 @@ class ShardCollection:
 
     def _whole_slot(self, own: Sequence[FetchGroup]) -> str | None:
         """Return the digest of the own slot that has all kept shards, of those in ``own``."""
-        kept, _ = self._divide(own, self._retained)
-        filled = [group.digest for group in kept if group.shards]
+        groups, _ = self._divide(own, self._retained)
+        filled = [group.digest for group in groups if group.shards]
         return filled[0] if len(filled) == 1 else None
 
     def _gather_into_slot(self, own: Sequence[FetchGroup], groups: Sequence[FetchGroup]) -> bool:
@@ -655,10 +655,10 @@ class ShardFetcher:
 
         def ask(source: str) -> bool | None:
             """Return True, once nothing is missing; None when the rest is damaged at ``source``."""
-            left = [shard for shard in group.shards if contents.shard_id(shard) not in crcs]
+            unfetched = [shard for shard in group.shards if contents.shard_id(shard) not in crcs]
             targets = [
                 ShardTarget(shard, contents.shards[shard].nbytes, places[contents.shard_id(shard)])
-                for shard in left
+                for shard in unfetched
             ]
             received = self._calls.client.fetch_shards(
                 self._addresses[source],
@@ -666,11 +666,11 @@ class ShardFetcher:
                 targets,
                 into,
                 deadline_left_s(self._calls.progress.end_s),
-                lambda position, crc: accept(source, left[position], crc),
+                lambda position, crc: accept(source, unfetched[position], crc),
                 self._calls.progress.add,
             )
             damaged = False
-            for shard, crc in zip(left, received, strict=True):
+            for shard, crc in zip(unfetched, received, strict=True):
                 accept(source, shard, crc)
                 if contents.shard_id(shard) not in crcs:
                     damaged = True

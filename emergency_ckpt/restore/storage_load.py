@@ -165,18 +165,18 @@ def _pieces(
             boxes.setdefault(shard.leaf, set()).add(shard.box)
     indices: dict[str, BoxIndex] = {}
     pieces: dict[int, tuple[ShardId, ...]] = {}
-    for wanted in targets.values():
-        if id(wanted) in pieces:
+    for target_set in targets.values():
+        if id(target_set) in pieces:
             continue
         parts: set[ShardId] = set()
-        for shard in wanted:
+        for shard in target_set:
             leaf, read = shard.leaf, boxes.get(shard.leaf, set())
             if shard.box in read or not volume(shard.box):
                 continue
             if leaf not in indices:
                 indices[leaf] = BoxIndex(read)
             parts.update(ShardId(leaf, box) for box in indices[leaf].touching(shard.box))
-        pieces[id(wanted)] = tuple(sorted(parts))
+        pieces[id(target_set)] = tuple(sorted(parts))
     return pieces
 
 
@@ -354,19 +354,22 @@ class StorageLoad:
     def _documents(self) -> Iterator[tuple[int, bytes]]:
         """Read each document; yield its owner and the bytes for RAM."""
         save, count = self._plan.save, self._plan.document_count
-        for wanted in self._part.documents:
+        for request in self._part.documents:
             payload: host_states.Payload = None
             orbax = OrbaxStep()
-            if wanted.digest:
+            if request.digest:
                 data = self._persistent.read_document(
-                    save.step, wanted.owner, count, wanted.digest, self._progress.deadline_s
+                    save.step, request.owner, count, request.digest, self._progress.deadline_s
                 )
                 self._progress.touch()
                 document = host_states.decode(data)
-                if (document.owner, document.count) != (wanted.owner, count):
+                if (document.owner, document.count) != (request.owner, count):
                     raise CorruptData(
-                        "read", f"host state of process {wanted.owner}", "it is another's"
+                        "read", f"host state of process {request.owner}", "it is another's"
                     )
                 payload, orbax = document.payload, document.orbax
             # Encoded anew: the step may have been saved under another run id.
-            yield wanted.owner, host_states.encode(save, wanted.owner, count, payload, orbax=orbax)
+            yield (
+                request.owner,
+                host_states.encode(save, request.owner, count, payload, orbax=orbax),
+            )

@@ -115,9 +115,9 @@ class LastStep:
 
         def inspect_leader() -> str:
             inspect()
-            newest, left = parts.local.complete, LeftProcesses(parts.coordinator)
+            newest, left_processes = parts.local.complete, LeftProcesses(parts.coordinator)
             assert newest is not None, "else nothing is waited for"
-            return left.absent(PERSISTENT, newest, {0}).get(0, "")
+            return left_processes.absent(PERSISTENT, newest, {0}).get(0, "")
 
         try:
             if self._me == 0:
@@ -150,8 +150,8 @@ class LastStep:
             self.reason = reason = str(error)
             self._schedule.start(lambda: persistent.leave_out(stored, members, reason[:500]))
             return
-        wanted = placement.held if self._me in decision.holders else ()
-        capture = PublishedCapture(self._parts.tier, in_ram, placement.leaves, wanted)
+        shards = placement.held if self._me in decision.holders else ()
+        capture = PublishedCapture(self._parts.tier, in_ram, placement.leaves, shards)
         metrics = decision.orbax.metrics
         job = PersistentSave(
             save=stored,

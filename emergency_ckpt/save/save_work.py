@@ -194,10 +194,10 @@ class _SnapshotPlan:
         """The recipe of the shards ``not_stored``."""
         return self._recipe(self.not_stored)
 
-    def _recipe(self, wanted: Sequence[ShardId]) -> SnapshotRecipe:
+    def _recipe(self, shards: Sequence[ShardId]) -> SnapshotRecipe:
         parts, tree = self._parts, self.placement.tree
         return SnapshotRecipe(
-            tree, wanted, parts.link, parts.buffers.staging_bytes, self._copies, parts.inspect
+            tree, shards, parts.link, parts.buffers.staging_bytes, self._copies, parts.inspect
         )
 
 

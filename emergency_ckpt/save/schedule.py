@@ -268,12 +268,12 @@ class TierSchedule:
             self._asked_up_to = step
             for policy in self.plan.asked:
                 try:
-                    wanted = policy.wants(step, time.time(), busy=busy)
+                    is_wanted = policy.wants(step, time.time(), busy=busy)
                 except Exception as error:  # noqa: BLE001 - the user's code; the job goes on
                     failure = SaveFailed("ask", f"the save policy about step {step}", str(error))
                     self._failures.record(failure, cause=error)
                     continue
-                if wanted and step > self._made_good:
+                if is_wanted and step > self._made_good:
                     return step
         return None
 

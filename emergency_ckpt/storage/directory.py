@@ -342,9 +342,9 @@ class StorageDirectory:
         """Return whether a file system has the name ``below``, even as a dangling link."""
         return os.path.lexists(self.path / below)
 
-    def deadline_s(self, given: float | None) -> float:
-        """Return ``given``, of ``time.monotonic``, or ``timeout_s`` from now."""
-        return time.monotonic() + self.timeout_s if given is None else given
+    def deadline_s(self, deadline_s: float | None) -> float:
+        """Return ``deadline_s``, of ``time.monotonic``, or ``timeout_s`` from now."""
+        return time.monotonic() + self.timeout_s if deadline_s is None else deadline_s
 
     def do(
         self,

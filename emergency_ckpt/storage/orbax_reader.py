@@ -186,10 +186,10 @@ def describe_plain(
         below = sorted(path.name for path in folder.iterdir() if path.is_dir())
         names = list(filter(has_arrays, below)) if item is None else []
         if not names:
-            wanted = "no item of arrays"
+            problem = "no item of arrays"
             if item is not None:
-                wanted = f"no item {item!r} of arrays"
-            raise FileNotFoundError(f"{wanted} in it; it has {', '.join(below) or 'none'}")
+                problem = f"no item {item!r} of arrays"
+            raise FileNotFoundError(f"{problem} in it; it has {', '.join(below) or 'none'}")
     return describe_items(folder, names, lambda name: describe_item(folder / name))
 
 

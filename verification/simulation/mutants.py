@@ -336,7 +336,7 @@ def restored_arrays_are_the_slot() -> None:
 @_mutant("tests/restore/test_host_state_sources.py", simulated=False)
 def another_host_state_taken() -> None:
     """P2: a holder's host state of another save, or another digest, is applied."""
-    check = "document.digest != wanted.digest or document.save != save"
+    check = "document.digest != request.digest or document.save != save"
     _edit("restore.host_state", "fetch_documents", check, "False")
 
 

@@ -122,13 +122,13 @@ class PublishedCapture:
     """
 
     def __init__(
-        self, tier: LocalTier, save: SaveId, leaves: Sequence[LeafSpec], wanted: Iterable[ShardId]
+        self, tier: LocalTier, save: SaveId, leaves: Sequence[LeafSpec], shards: Iterable[ShardId]
     ) -> None:
-        """``leaves``: of the whole state. ``wanted``: the shards that this process writes."""
+        """``leaves``: of the whole state. ``shards``: those that this process writes."""
         self._tier = tier
         self._save = save
         self._leaves = {leaf.path: leaf for leaf in leaves}
-        self._wanted = frozenset(wanted)
+        self._shards = frozenset(shards)
         self._pin: Pin | None = None
 
     def load(self) -> Mapping[ShardId, HostShard]:
@@ -136,14 +136,14 @@ class PublishedCapture:
 
         NotHeld, SaveFailed.
         """
-        if not self._wanted:
+        if not self._shards:
             return {}
         target = f"step {self._save.step} in RAM"
         mapping, self._pin, contents = self._tier.pin(self._save)
         if {leaf.path: leaf for leaf in contents.leaves} != self._leaves:
             raise SaveFailed("read", target, "the state has other leaves by now")
         entries = {contents.shard_id(index): entry for index, entry in enumerate(contents.shards)}
-        if lacking := sorted(self._wanted - entries.keys()):
+        if lacking := sorted(self._shards - entries.keys()):
             raise SaveFailed("read", target, f"the slot of this process lacks {lacking[0]}")
         ranges = [(entry.offset, entry.nbytes) for entry in entries.values()]
         crcs = _native.crc32c_ranges(mapping, ranges, copy_threads())
@@ -156,7 +156,7 @@ class PublishedCapture:
             (
                 (shard, entry.offset, entry.nbytes, entry.crc32c)
                 for shard, entry in entries.items()
-                if shard in self._wanted
+                if shard in self._shards
             ),
         )
 

@@ -153,5 +153,7 @@ class Preservation:
             and not (lines and lines.rejection_reason(entry.step, entry.incarnation))
         ]
         last_n, every_n = self._keep
-        wanted = wanted_steps(records, self._policy, keep_last_n=last_n, keep_every_n_steps=every_n)
-        return choose_removals([record.step for record in records], wanted), table.incarnation
+        is_wanted = wanted_steps(
+            records, self._policy, keep_last_n=last_n, keep_every_n_steps=every_n
+        )
+        return choose_removals([record.step for record in records], is_wanted), table.incarnation

@@ -306,14 +306,14 @@ class PersistentSaves:
             return self._rounds.learn(job.save, members[0])
         self._rounds.tidy(members)
         try:
-            kept = self._write(job)
+            is_kept = self._write(job)
         except Exception as error:
             self._rounds.decide(job.save, failure_of(error))
             raise
         # Sent to all: the steps that a process finds in storage depend on how far the removal is.
         gone = self._preservation.after_save(job.save.step) if self._preservation else ()
         steps = {*self.steps, job.save.step}.difference(gone)
-        outcome = StageReport(kept=kept, steps=tuple(sorted(steps)))
+        outcome = StageReport(kept=is_kept, steps=tuple(sorted(steps)))
         self._rounds.decide(job.save, outcome)
         return outcome
 
@@ -363,8 +363,8 @@ class PersistentSaves:
             return False
         there = stored_step.marker
         if there is None:
-            kept = None if keeps is None else (keeps.step, keeps.incarnation)
-            return kept == (step, stored_step.step.incarnation)
+            expected = None if keeps is None else (keeps.step, keeps.incarnation)
+            return expected == (step, stored_step.step.incarnation)
         fits = there.leaves == tuple(leaf.spec for leaf in job.tree.leaves)
         timelines = self._chain.timelines
         return there.save == keeps or (fits and timelines.leads_to(job.save, there.save))

@@ -34,17 +34,17 @@ class StepFolders:
         self._storage = storage
         self._deadline_s = deadline_s
 
-    def steps(self, names: Collection[str], known: Collection[str]) -> dict[int, tuple[str, ...]]:
+    def steps(self, names: Collection[str], listed: Collection[str]) -> dict[int, tuple[str, ...]]:
         """Return the folders that may be each step, in order of preference.
 
-        ``names``: of everything in the directory. ``known``: the names of steps in the log, which
+        ``names``: of everything in the directory. ``listed``: the names of steps in the log, which
         are left out.
 
         Raises:
           PersistentTierError: there are steps, but no valid name of a step, or names of several
             jobs.
         """
-        others = set(names) - set(known)
+        others = set(names) - set(listed)
         kinds = steps_by_kind(others)
         doubtful = {
             kind: [name for number in sorted(steps, reverse=True) for name in steps[number]]
@@ -120,8 +120,8 @@ class StepFolders:
 
 def _by_rank(doubtful: Mapping[str, Sequence[str]]) -> Iterator[tuple[str, str]]:
     """Yield each kind with its first name, then each kind with its second name, and so on."""
-    rank, left = 0, doubtful
-    while left := {kind: names for kind, names in left.items() if rank < len(names)}:
-        for kind, names in left.items():
+    rank, remaining = 0, doubtful
+    while remaining := {kind: names for kind, names in remaining.items() if rank < len(names)}:
+        for kind, names in remaining.items():
             yield kind, names[rank]
         rank += 1

@@ -96,16 +96,16 @@ class StoredSteps:
         entries = () if log.table is None else log.table.steps
         # On a file system a hidden step is under another name.
         stays = self._storage.is_object_store
-        known = {e.own_folder for e in entries if e.state != "hidden" or stays}
-        unlisted = StepFolders(self._storage, deadline_s).steps(names, known)
+        listed = {e.own_folder for e in entries if e.state != "hidden" or stays}
+        unlisted = StepFolders(self._storage, deadline_s).steps(names, listed)
         if not names:
             self._storage.check_bucket(deadline_s)
         steps = {e.step: e for e in entries if e.state == "complete"}
         gone = self._gone([e for e in steps.values() if not _folders_of(e) & names], deadline_s)
         # Another folder of the same number may have come in place of a folder that is gone.
         replaced = gone & unlisted.keys()
-        kept = [e for e in steps.values() if e.step not in replaced]
-        items = [_item(e, GONE if e.step in gone else "") for e in kept]
+        unreplaced = [e for e in steps.values() if e.step not in replaced]
+        items = [_item(e, GONE if e.step in gone else "") for e in unreplaced]
         numbers = {e.step for e in entries} - replaced
         unseen = [step for step in unlisted if step not in numbers]
         items += [PersistentStep(step, 0, False, is_seen=False) for step in unseen]

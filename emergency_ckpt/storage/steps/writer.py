@@ -369,7 +369,7 @@ class DirectoryWriter:
         deadline_s = self._storage.deadline_s(None)
         view = self._found.view(deadline_s, self._read)
         beside = self._storage.numbers_in(HOST_STATE, deadline_s)
-        kept, unfinished = self._sort(view, deadline_s)
+        new_entries, unfinished = self._sort(view, deadline_s)
         gone = [
             entry
             for item in view.steps
@@ -377,8 +377,10 @@ class DirectoryWriter:
         ]
 
         def change(table: Table) -> Table:
-            left = without(table, gone)
-            return following(listing(left, *(e for e in kept if left.of(e.step) is None)), chain)
+            remaining = without(table, gone)
+            return following(
+                listing(remaining, *(e for e in new_entries if remaining.of(e.step) is None)), chain
+            )
 
         table = self._read.table
         if table is None or change(table) != table:
@@ -386,18 +388,18 @@ class DirectoryWriter:
         for entry in gone:
             reason = f"another program has removed it from {self._directory}"
             self._tell_removal("missing", entry.step, reason=reason)
-        known = {entry.step for entry in self._entries()}
+        listed_steps = {entry.step for entry in self._entries()}
         # A folder of plain Orbax alone may be of a save under way. A folder of this package is of a
         # life that claimed the place late, after a newer life had cleared the host states.
         began = self._found.inspection(deadline_s=deadline_s).is_begun_by_us
         remains = {
             step
-            for step in unfinished - known
+            for step in unfinished - listed_steps
             if step in beside or began(view.unlisted.get(step, ()))
         }
-        remains |= {entry.step for entry in gone} - known
+        remains |= {entry.step for entry in gone} - listed_steps
         # A listing of a file server may lack the folder of a step.
-        lone = beside - known - view.unlisted.keys()
+        lone = beside - listed_steps - view.unlisted.keys()
         remains |= {s for s in lone if not self._has_file(str(s), self._storage.name_of(s))}
         for step in sorted(remains):
             if self._storage.is_changing(step):
@@ -484,7 +486,7 @@ class DirectoryWriter:
 
     def _sort(self, view: StoredView, deadline_s: float) -> tuple[list[Entry], set[int]]:
         """Return entries for steps that the table lacks, and the steps of unfinished saves."""
-        kept: list[Entry] = []
+        entries: list[Entry] = []
         garbage: set[int] = set()
         unseen = [item for item in view.steps if not item.is_seen]
         answers = self._found.inspect_all(view, unseen, deadline_s)
@@ -494,8 +496,8 @@ class DirectoryWriter:
             elif stored_step.step.problem and not stored_step.is_junk:
                 self._damaged.add(item.step)
             elif not stored_step.is_junk:
-                kept.append(self._entry_for(stored_step))
-        return kept, garbage
+                entries.append(self._entry_for(stored_step))
+        return entries, garbage
 
     @staticmethod
     def _entry_for(stored_step: FoundStep) -> Entry:
