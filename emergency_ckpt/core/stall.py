@@ -95,8 +95,10 @@ class ProcessWork(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_f
 
 def slowest(works: Mapping[int, ProcessWork]) -> int | None:
     """Return the process that will take longest; None where no process has bytes left."""
-    left = {p: work for p, work in works.items() if work.left_bytes}
-    return max(left, key=lambda p: (left[p].left_s, left[p].left_bytes, -p), default=None)
+    unfinished = {p: work for p, work in works.items() if work.left_bytes}
+    return max(
+        unfinished, key=lambda p: (unfinished[p].left_s, unfinished[p].left_bytes, -p), default=None
+    )
 
 
 class BeatLog:

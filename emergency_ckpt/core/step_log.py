@@ -107,8 +107,8 @@ class Table(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fiel
 
     def counting(self) -> list[Entry]:
         """Return the entries that count, oldest step first."""
-        left = {e.step for e in self.left()}
-        return [e for e in self.steps if e.state == "complete" and e.step not in left]
+        left_steps = {e.step for e in self.left()}
+        return [e for e in self.steps if e.state == "complete" and e.step not in left_steps]
 
     def left(self) -> list[Entry]:
         """Return the complete entries that the chain excludes, and that are to be hidden."""
@@ -199,8 +199,8 @@ def listing(table: Table, *added: Entry) -> Table:
 def without(table: Table, entries: Iterable[Entry]) -> Table:
     """Return ``table`` without ``entries``; another save's entry of the same number stays."""
     gone = {(e.step, e.incarnation) for e in entries}
-    left = (e for e in table.steps if (e.step, e.incarnation) not in gone)
-    return msgspec.structs.replace(table, steps=tuple(left))
+    remaining = (e for e in table.steps if (e.step, e.incarnation) not in gone)
+    return msgspec.structs.replace(table, steps=tuple(remaining))
 
 
 def in_state(state: State, entries: Iterable[Entry]) -> list[Entry]:

@@ -162,19 +162,19 @@ def continued(before: Timeline | None, parent: SaveId | None, incarnation: str) 
     """
     if parent is None:
         return Timeline(life_of(incarnation), -1, (), -1)
-    left = Ancestor(life_of(parent.incarnation), parent.step)
+    parent_life = Ancestor(life_of(parent.incarnation), parent.step)
     older: list[Ancestor] = []
     oldest_step = parent.step
     # A life that began from nothing after the parent says nothing of the lives before the parent.
-    if before is not None and not before.leaves_behind(left.incarnation):
+    if before is not None and not before.leaves_behind(parent_life.incarnation):
         oldest_step = min(oldest_step, before.oldest_step)
         lives = [Ancestor(before.head, parent.step), *before.ancestors]
         older = [
             Ancestor(ancestor.incarnation, min(ancestor.last_step, parent.step))
             for ancestor in lives
-            if _precedes(ancestor.incarnation, left.incarnation)
+            if _precedes(ancestor.incarnation, parent_life.incarnation)
         ]
-    lives = [left, *older]
+    lives = [parent_life, *older]
     if len(lives) > MAX_LIVES:
         oldest_step = lives[MAX_LIVES].last_step
     return Timeline(life_of(incarnation), parent.step, tuple(lives[:MAX_LIVES]), oldest_step)

@@ -117,10 +117,10 @@ def _hints(
     hints: dict[int, tuple[TargetSet, dict[str, None]]] = {}
     for process in sorted(targets):
         target = targets[process]
-        _, known = hints.setdefault(id(target), (target, {}))
+        _, target_hints = hints.setdefault(id(target), (target, {}))
         for digest in digests.get(own.get(process, ""), ()):
-            if len(known) < MAX_HINTS and tensors.contents[digest].shards:
-                known[digest] = None
+            if len(target_hints) < MAX_HINTS and tensors.contents[digest].shards:
+                target_hints[digest] = None
     return hints
 
 
@@ -227,10 +227,10 @@ class _Sorting:
 
     def needs(self) -> Needs:
         missing = list[ShardId]()
-        known = set[int]().union(*(source.numbers for source in self._held.values()))
+        numbers = set[int]().union(*(source.numbers for source in self._held.values()))
         pieces: dict[ShardId, None] = {}
-        for number, shard in enumerate(self._target if len(known) < len(self._target) else ()):
-            if number in known or self._look_anywhere(shard, number):
+        for number, shard in enumerate(self._target if len(numbers) < len(self._target) else ()):
+            if number in numbers or self._look_anywhere(shard, number):
                 continue
             parts = self._tensors.pieces(shard)
             if parts is None:
@@ -323,14 +323,14 @@ def _groups(
 
 
 @lru_cache(maxsize=_REMEMBERED)
-def _in_order(wanted: tuple[str, ...], leaves: tuple[str | None, ...]) -> tuple[int, ...]:
-    """Return the index of each of ``leaves`` in ``wanted``, matching the n-th of equal leaves.
+def _in_order(paths: tuple[str, ...], leaves: tuple[str | None, ...]) -> tuple[int, ...]:
+    """Return the index of each of ``leaves`` in ``paths``, matching the n-th of equal leaves.
 
     The result is empty when a leaf has no such index. Cached: the manifests of a large job differ
     in their boxes, seldom in their leaves.
     """
     places: dict[str | None, deque[int]] = defaultdict(deque)
-    for place, leaf in enumerate(wanted):
+    for place, leaf in enumerate(paths):
         places[leaf].append(place)
     if any(len(places[leaf]) < often for leaf, often in Counter(leaves).items()):
         return ()
@@ -380,12 +380,12 @@ class SaveTensors:
     def paths(self, digest: str) -> tuple[str | None, ...]:
         """Return the leaf path of each shard of the manifest; None for an unknown leaf."""
         contents = self.contents[digest]
-        known = self._paths.get(id(contents.leaves))
-        if known is None:
+        leaves_paths = self._paths.get(id(contents.leaves))
+        if leaves_paths is None:
             # The leaves are stored with their paths, so that no other object gets their id.
             paths = dict(enumerate(leaf.path for leaf in contents.leaves))
-            known = self._paths[id(contents.leaves)] = (contents.leaves, paths)
-        return tuple(map(known[1].get, map(_LEAF, contents.shards)))
+            leaves_paths = self._paths[id(contents.leaves)] = (contents.leaves, paths)
+        return tuple(map(leaves_paths[1].get, map(_LEAF, contents.shards)))
 
     def is_damaged(self, digest: str) -> bool:
         """Return whether some shard of the manifest is quarantined at some holder."""

@@ -102,9 +102,9 @@ def _compared(every: Sequence[Contents]) -> Iterator[tuple[Contents, Iterator[Sh
     count = Counter(chain.from_iterable(set(boxes.values()) for boxes in boxes_of))
     common = {box for box, times in count.items() if times > 1}
     for contents, boxes in zip(every, boxes_of, strict=True):
-        wanted = {number for number, box in boxes.items() if box in common}
-        if wanted:
-            chosen = map(wanted.__contains__, map(id, map(_BOX, contents.shards)))
+        shared_boxes = {number for number, box in boxes.items() if box in common}
+        if shared_boxes:
+            chosen = map(shared_boxes.__contains__, map(id, map(_BOX, contents.shards)))
             yield contents, compress(contents.shards, chosen)
 
 

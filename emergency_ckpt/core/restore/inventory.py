@@ -64,15 +64,15 @@ class HolderInventory(msgspec.Struct, frozen=True, forbid_unknown_fields=True, g
     @property
     def greatest(self) -> int:
         """Return the greatest number of an incarnation that this holder knows; 0 without any."""
-        known = {entry.save.incarnation for entry in (*self.tensors, *self.host_states)}
-        known.update([self.incarnation, *([self.timeline.head] if self.timeline else [])])
-        return max(map(number_of, known))
+        incarnations = {entry.save.incarnation for entry in (*self.tensors, *self.host_states)}
+        incarnations.update([self.incarnation, *([self.timeline.head] if self.timeline else [])])
+        return max(map(number_of, incarnations))
 
     @property
     def newest_step(self) -> int:
         """Return the newest step that may be complete and was not rolled back; -1 without any."""
-        known = [self.known_complete] if self.known_complete else []
-        return newest_step([*known, *(manifest.save for manifest in self.tensors)], self.timeline)
+        saves = [self.known_complete] if self.known_complete else []
+        return newest_step([*saves, *(manifest.save for manifest in self.tensors)], self.timeline)
 
 
 class PersistentStep(msgspec.Struct, frozen=True, order=True, forbid_unknown_fields=True):
@@ -142,9 +142,9 @@ class Inventory(msgspec.Struct, frozen=True):
 
 
 def newest_timeline(
-    holders: Sequence[HolderInventory], known: Timeline | None = None, table: Table | None = None
+    holders: Sequence[HolderInventory], timeline: Timeline | None = None, table: Table | None = None
 ) -> Timeline | None:
-    """Return the newest timeline of the holders, of ``table`` of storage's log, and ``known``.
+    """Return the newest timeline of the holders, of ``table`` of storage's log, and ``timeline``.
 
     Of several lives with one number, the life with the newest save counts: a save that a holder
     knows to be complete, or that the log lists.
@@ -154,7 +154,7 @@ def newest_timeline(
     if table is not None:
         timelines.append(table.chain)
         complete += [SaveId(e.step, e.incarnation, table.run_id) for e in table.counting()]
-    return newest(*timelines, known, complete=complete)
+    return newest(*timelines, timeline, complete=complete)
 
 
 class RestoredSave(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):

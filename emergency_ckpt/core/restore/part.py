@@ -33,13 +33,13 @@ def own_shards(
 
     ``contents``: of each manifest of ``copies.own``.
     """
-    wanted = _wanted(copies, targets)
+    shards = _wanted(copies, targets)
     groups: list[FetchGroup] = []
     for own in copies.own:
         unusable, indices = set(own.unusable), list[int]()
         for shard, index in shards_of(contents[own.digest]):
-            if shard in wanted and index not in unusable:
-                wanted.remove(shard)
+            if shard in shards and index not in unusable:
+                shards.remove(shard)
                 indices.append(index)
         if indices:
             groups.append(FetchGroup(own.digest, tuple(indices), ()))
@@ -57,11 +57,11 @@ def fullest_first(
     So a manifest that alone has all of that is the one whose shards are verified. ``retained``: the
     shards that the process keeps; None: all that it needs.
     """
-    kept = {shard for shard in _wanted(copies, targets) if retained is None or shard in retained}
+    to_keep = {shard for shard in _wanted(copies, targets) if retained is None or shard in retained}
 
     def count(own: OwnManifest) -> int:
         unusable, shards = set(own.unusable), shards_of(contents[own.digest])
-        return sum(shard in kept and index not in unusable for shard, index in shards)
+        return sum(shard in to_keep and index not in unusable for shard, index in shards)
 
     in_order = sorted(copies.own, key=count, reverse=True)
     return msgspec.structs.replace(copies, own=tuple(in_order))
@@ -97,24 +97,24 @@ def fetch_groups(
     shards: dict[tuple[str, tuple[str, ...]], list[ShardId]] = {}
     at_hand = {own.digest for own in copies.own}  # each other manifest has to be fetched first
     for bundle in copies.bundles:
-        wanted = [shard for shard in _shards_in(bundle, targets) if shard in missing]
+        lacking = [shard for shard in _shards_in(bundle, targets) if shard in missing]
         sources = [
             (source.digest, holders)
             for source in bundle.sources
             if (holders := tuple(holder for holder in source.holders if holder != me))
         ]
-        if not wanted or not sources:
+        if not lacking or not sources:
             continue
         nearest = sources[copies.place % len(sources)]
         digest, holders = next((source for source in sources if source[0] in at_hand), nearest)
         at_hand.add(digest)
-        shards.setdefault((digest, _from(holders, copies.place)), []).extend(wanted)
+        shards.setdefault((digest, _from(holders, copies.place)), []).extend(lacking)
     parts = max(1, MAX_FETCHES // max(1, len(shards)))
     groups: list[FetchGroup] = []
-    for (digest, holders), wanted in sorted(shards.items()):
+    for (digest, holders), lacking in sorted(shards.items()):
         contents = contents_of(digest, holders)
         index_of = dict(shards_of(contents))
-        indices = sorted(index_of[shard] for shard in wanted)
+        indices = sorted(index_of[shard] for shard in lacking)
         nbytes = [contents.shards[index].nbytes for index in indices]
         for number, part in enumerate(_even(nbytes, min(parts, len(holders)))):
             chosen = tuple(sorted(indices[position] for position in part))

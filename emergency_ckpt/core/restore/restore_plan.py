@@ -86,8 +86,8 @@ def plan_restore(
     for candidate in candidates:
         rejection_reason = planner.rejection_reason(candidate)
         if rejection_reason and not takes_rolled_back:
-            left = _rejection(candidate, rejection_reason)
-            rejected.append(msgspec.structs.replace(left, is_left=True))
+            rejection = _rejection(candidate, rejection_reason)
+            rejected.append(msgspec.structs.replace(rejection, is_left=True))
             continue
         if isinstance(candidate, PersistentStep):
             verdict = planner.decide_persistent(candidate)
@@ -430,7 +430,7 @@ def filter_inventory(inventory: Inventory) -> UsableInventory:
         else:
             partial.setdefault((item.holder, item.digest), set()).add(item.shard)
     parts: dict[SaveId, SaveParts] = {}
-    known: dict[SaveId, list[str]] = {}
+    complete: dict[SaveId, list[str]] = {}
 
     def part_of(save: SaveId) -> SaveParts:
         if save not in parts:
@@ -439,7 +439,7 @@ def filter_inventory(inventory: Inventory) -> UsableInventory:
 
     for name, holder in holders.items():
         if holder.known_complete is not None:
-            known.setdefault(holder.known_complete, []).append(name)
+            complete.setdefault(holder.known_complete, []).append(name)
             part_of(holder.known_complete)  # listed, even if no holder has a part
         for manifest in sorted(set(holder.tensors)):
             part, where = part_of(manifest.save), (name, manifest.digest)
@@ -462,7 +462,7 @@ def filter_inventory(inventory: Inventory) -> UsableInventory:
                 part.host_states.append((name, host_state))
     newest_first = sorted(parts.values(), key=lambda part: part.save, reverse=True)
     own = {h.process_index: h.holder for h in holders.values() if h.process_index is not None}
-    return UsableInventory(holders, own, newest_first, known, note)
+    return UsableInventory(holders, own, newest_first, complete, note)
 
 
 def _fault_of(save: SaveId, contents: Contents | None, *, is_quarantined: bool) -> str:
@@ -492,9 +492,9 @@ def _distinct_holders(
     if contradictory:
         names = few(sorted(contradictory))
         note = f"ignored {names}: more than one inventory under one name or process index"
-    kept = [h for name, h in by_name.items() if name not in contradictory]
-    kept.sort(key=lambda h: (h.process_index is None, h.process_index or 0, h.holder))
-    return {h.holder: h for h in kept}, note
+    consistent = [h for name, h in by_name.items() if name not in contradictory]
+    consistent.sort(key=lambda h: (h.process_index is None, h.process_index or 0, h.holder))
+    return {h.holder: h for h in consistent}, note
 
 
 def _same(a: HolderInventory, b: HolderInventory) -> bool:

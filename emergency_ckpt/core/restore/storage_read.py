@@ -91,9 +91,9 @@ def assign_reads(
       saved: boxes of each leaf with known CRCs; some may be missing.
     """
     needs = _needs_of(targets, arrays)
-    known = {leaf: frozenset(saved.get(leaf, ())) for leaf in needs}
+    saved_boxes = {leaf: frozenset(saved.get(leaf, ())) for leaf in needs}
     for leaf, boxes in needs.items():
-        cut = _tiles(known[leaf], arrays[leaf])
+        cut = _tiles(saved_boxes[leaf], arrays[leaf])
         if cut:
             needs[leaf] = _needing(cut, boxes)
     total_bytes = 0
@@ -101,7 +101,7 @@ def assign_reads(
     for pieces in _PIECES_PER_PROCESS:
         share_bytes = total_bytes / len(targets)
         limit_bytes = None if pieces is None else max(1, int(share_bytes / pieces))
-        units = _units(needs, arrays, known, limit_bytes)
+        units = _units(needs, arrays, saved_boxes, limit_bytes)
         total_bytes = sum(unit.size_bytes for unit in units)
         assigned, most_bytes = _deal(units, sorted(targets))
         if most_bytes <= (1 + TOLERANCE) * total_bytes / len(targets):
@@ -134,12 +134,12 @@ def _needs_of(
 def _units(
     needs: Mapping[str, Mapping[Box, tuple[int, ...]]],
     arrays: Mapping[str, StoredArray],
-    known: Mapping[str, Collection[Box]],
+    saved: Mapping[str, Collection[Box]],
     limit_bytes: int | None,
 ) -> list[_Unit]:
     """Return boxes of whole chunks, no larger than the limit where chunks allow, largest first.
 
-    Boxes in ``known`` are not split.
+    Boxes in ``saved`` are not split.
     """
     units: list[_Unit] = []
     for leaf in sorted(needs):
@@ -147,7 +147,7 @@ def _units(
         if not _are_whole_chunks(boxes, array):
             boxes = _blocks(boxes, array, limit_bytes)
         for box, members in boxes.items():
-            limit = None if box in known[leaf] else limit_bytes
+            limit = None if box in saved[leaf] else limit_bytes
             for piece in split(box, array.chunk_shape, array.item_bytes, limit):
                 units.append(_Unit(_size_bytes(piece, array), ShardId(leaf, piece), members))
     units.sort(key=lambda unit: (-unit.size_bytes, unit.shard))
@@ -197,12 +197,12 @@ def _blocks(
     For targets that cut through chunks, when the state was saved from another mesh. Blocks are
     about as large as the targets, so that their number stays similar.
     """
-    wanted = min(_size_bytes(box, array) for box in boxes)
+    block_bytes = min(_size_bytes(box, array) for box in boxes)
     if limit_bytes is not None:
-        wanted = min(wanted, limit_bytes)
+        block_bytes = min(block_bytes, limit_bytes)
     block = list(array.chunk_shape)
     for axis in reversed(range(len(block))):
-        while block[axis] < array.shape[axis] and 2 * prod(block) * array.item_bytes <= wanted:
+        while block[axis] < array.shape[axis] and 2 * prod(block) * array.item_bytes <= block_bytes:
             block[axis] = min(2 * block[axis], -(-array.shape[axis] // block[axis]) * block[axis])
     cuts = [
         [(start, min(start + step, size)) for start in range(0, size, step)]
@@ -263,9 +263,9 @@ class _Loads:
             heap = self._heaps[group] = [(self.bytes_of[process], process) for process in group]
             heapify(heap)
         while True:
-            known, process = heap[0]
+            queued_bytes, process = heap[0]
             actual = self.bytes_of[process]
-            if known == actual:
+            if queued_bytes == actual:
                 return process
             # Loads only grow, so an outdated entry moves down the heap to its place.
             heappop(heap)

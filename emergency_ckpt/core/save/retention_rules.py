@@ -57,14 +57,14 @@ def wanted_by_fields(
     ]
 
 
-def choose_removals(steps: Sequence[int], wanted: Sequence[bool]) -> tuple[int, ...]:
+def choose_removals(steps: Sequence[int], is_wanted: Sequence[bool]) -> tuple[int, ...]:
     """Return the unwanted steps, oldest first, but never the last complete one.
 
-    ``steps``: the complete steps, oldest first. ``wanted``: the policy's answer for each;
+    ``steps``: the complete steps, oldest first. ``is_wanted``: the policy's answer for each;
     ValueError when it did not answer for each.
     """
-    if len(wanted) != len(steps):
-        raise ValueError(f"the policy answered for {len(wanted)} of {len(steps)} steps")
+    if len(is_wanted) != len(steps):
+        raise ValueError(f"the policy answered for {len(is_wanted)} of {len(steps)} steps")
     newest = max(steps, default=None)
-    unwanted = (step for step, want in zip(steps, wanted, strict=True) if not want)
+    unwanted = (step for step, want in zip(steps, is_wanted, strict=True) if not want)
     return tuple(sorted(step for step in unwanted if step != newest))

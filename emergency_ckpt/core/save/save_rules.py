@@ -92,13 +92,13 @@ def decide_vote(
 
     Votes of processes that are not expected do not count. A process that did both has refused.
     """
-    wanted = frozenset(expected)
-    against = wanted & frozenset(refused)
-    absent = wanted - frozenset(published) - against
-    if not wanted:
+    voters = frozenset(expected)
+    against = voters & frozenset(refused)
+    absent = voters - frozenset(published) - against
+    if not voters:
         return False, "no process was expected to publish"
     if not against and not absent:
-        return True, all_published(len(wanted))
+        return True, all_published(len(voters))
     parts: list[str] = []
     if against:
         parts.append(f"{processes_text(against)} refused")

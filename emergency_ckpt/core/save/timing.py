@@ -107,16 +107,16 @@ class Repeats:
         0 the first time; then its occurrences since the last mention, or None when none is due.
         """
         # The key moves to the end, so that the key that is silent for longest is forgotten first.
-        known = self._mentioned.pop(key, None)
+        last_mention = self._mentioned.pop(key, None)
         mention: int | None = None
-        if known is None:
+        if last_mention is None:
             mention = 0
-        elif now_s - known[0] >= _MENTIONED_AGAIN_S:
-            mention = known[1] + 1
-        if known is None or mention is not None:
+        elif now_s - last_mention[0] >= _MENTIONED_AGAIN_S:
+            mention = last_mention[1] + 1
+        if last_mention is None or mention is not None:
             self._mentioned[key] = (now_s, 0)
         else:
-            self._mentioned[key] = (known[0], known[1] + 1)
+            self._mentioned[key] = (last_mention[0], last_mention[1] + 1)
         if len(self._mentioned) > _MENTIONED_KEYS:
             del self._mentioned[next(iter(self._mentioned))]
         return mention
