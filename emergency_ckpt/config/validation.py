@@ -39,50 +39,50 @@ _SAVE_EVERY = "a whole number of steps from 0 on, a datetime.timedelta, a policy
 _Check = Callable[[Any], bool]
 
 
-def config_problems(given: Any) -> list[str]:
-    """Return a line for each fault of ``given``: a ``Config`` whose values are of any type."""
-    values = {row: getattr(given, row.name) for row in settings_table(type(given))}
+def config_problems(config: Any) -> list[str]:
+    """Return a line for each fault of ``config``: a ``Config`` whose values are of any type."""
+    values = {row: getattr(config, row.name) for row in settings_table(type(config))}
     faults = {row.name: line for row, value in values.items() if (line := row.problem(value))}
     lines = list(faults.values())
     for row, value in values.items():
-        if row.needs and getattr(given, row.needs) is None and value not in (row.default, None, 0):
+        if row.needs and getattr(config, row.needs) is None and value not in (row.default, None, 0):
             lines.append(f"{row.name} is set, but {row.needs} is not")
 
     def is_sound(*names: str) -> bool:
         return not faults.keys() & set(names)
 
-    lines += _rule_problems(given, is_sound)
+    lines += _rule_problems(config, is_sound)
     return lines
 
 
-def _rule_problems(given: Any, is_sound: Callable[..., bool]) -> Iterator[str]:
+def _rule_problems(config: Any, is_sound: Callable[..., bool]) -> Iterator[str]:
     """Yield what the rows do not find. ``is_sound(*names)``: they have found no fault in these."""
     if is_sound("local_dir"):
-        yield from _local_dir_problems(given.local_dir)
-    if is_sound("dir", "run_id") and given.dir is None and given.run_id is None:
+        yield from _local_dir_problems(config.local_dir)
+    if is_sound("dir", "run_id") and config.dir is None and config.run_id is None:
         yield "neither dir nor run_id is set: nothing names the run"
-    if is_sound("run_id") and not (given.run_id is None or NAME_PATTERN.fullmatch(given.run_id)):
-        yield f"run_id {given.run_id!r} may only have letters, digits, '.', '_' and '-'"
-    if is_sound("dir") and given.dir is not None:
-        yield from _dir_problems(given.dir)
-    yield from _on_event_problems(given.on_event)
-    if is_sound("dir", "local_dir") and given.dir is not None and given.local_dir:
-        yield from _nested_problems(given.dir, given.local_dir)
-    is_policy_set = given.preservation_policy is not None
-    if is_sound("keep_last_n") and is_policy_set and given.keep_last_n is not None:
+    if is_sound("run_id") and not (config.run_id is None or NAME_PATTERN.fullmatch(config.run_id)):
+        yield f"run_id {config.run_id!r} may only have letters, digits, '.', '_' and '-'"
+    if is_sound("dir") and config.dir is not None:
+        yield from _dir_problems(config.dir)
+    yield from _on_event_problems(config.on_event)
+    if is_sound("dir", "local_dir") and config.dir is not None and config.local_dir:
+        yield from _nested_problems(config.dir, config.local_dir)
+    is_policy_set = config.preservation_policy is not None
+    if is_sound("keep_last_n") and is_policy_set and config.keep_last_n is not None:
         yield "preservation_policy and keep_last_n are both set"
     for name in ("local_save_every", "save_every"):
-        yield from save_problems(name, getattr(given, name))
-    yield from preservation_policy_problems(given.preservation_policy)
-    placement = given.placement
+        yield from save_problems(name, getattr(config, name))
+    yield from preservation_policy_problems(config.preservation_policy)
+    placement = config.placement
     if not isinstance(placement, PlacementPolicy) or isinstance(placement, type):
-        wanted = "'all_but_primary', 'striped(<copies>)' or a policy"
-        yield f"placement must be {wanted}, not {placement!r}"
-    if is_sound("require", "dir") and "storage" in given.require and given.dir is None:
+        expected = "'all_but_primary', 'striped(<copies>)' or a policy"
+        yield f"placement must be {expected}, not {placement!r}"
+    if is_sound("require", "dir") and "storage" in config.require and config.dir is None:
         yield "require has 'storage', but dir is not set"
-    if is_sound("require", "secret_file") and "secret" in given.require:
-        yield from _secret_problems(given.secret_file)
-    yield from _mesh_problems(given.mesh, given.replica_axis)
+    if is_sound("require", "secret_file") and "secret" in config.require:
+        yield from _secret_problems(config.secret_file)
+    yield from _mesh_problems(config.mesh, config.replica_axis)
 
 
 def _local_dir_problems(local_dir: str) -> Iterator[str]:
@@ -212,10 +212,10 @@ def _policy_problems(name: str, policy: object, method: str) -> Iterator[str]:
         yield f"{name}: {policy!r} has no {method}"
         return
     # By exact type: a subclass may give a field another meaning.
-    for field, is_right, wanted in _fields().get(type(policy), ()):
+    for field, is_right, expected in _fields().get(type(policy), ()):
         value = getattr(policy, field)
         if not is_right(value):
-            yield f"{name}: {field} of {type(policy).__name__} must be {wanted}, not {value!r}"
+            yield f"{name}: {field} of {type(policy).__name__} must be {expected}, not {value!r}"
 
 
 def _is_sequence(value: object) -> bool:

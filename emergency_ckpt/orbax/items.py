@@ -81,22 +81,24 @@ def restore_target(args: object, abstract_state: Any) -> tuple[Any, Callable[[An
     item = getattr(state, "item", None)
     if item is None or not getattr(state, "partial_restore", False):
         return abstract_state, _whole
-    wanted, treedef = by_path(item)
-    known, whole_treedef = by_path(abstract_state)
-    unknown = [path for path, leaf in wanted.items() if not _is_same(leaf, known.get(path))]
+    item_leaves, treedef = by_path(item)
+    whole_leaves, whole_treedef = by_path(abstract_state)
+    unknown = [
+        path for path, leaf in item_leaves.items() if not _is_same(leaf, whole_leaves.get(path))
+    ]
     if unknown:
         raise ValueError(
             f"partial_restore: {len(unknown)} leaves of item are not those of abstract_state,"
             f" such as {unknown[:4]}; build the manager with the state that is restored"
         )
-    if len(wanted) == len(known):
+    if len(item_leaves) == len(whole_leaves):
         return abstract_state, _whole
 
     def part_of(restored: Any) -> Any:
         leaves, _ = by_path(restored)
-        return jax.tree.unflatten(treedef, [leaves[path] for path in wanted])
+        return jax.tree.unflatten(treedef, [leaves[path] for path in item_leaves])
 
-    leaves = [wanted.get(path, leaf) for path, leaf in known.items()]
+    leaves = [item_leaves.get(path, leaf) for path, leaf in whole_leaves.items()]
     return jax.tree.unflatten(whole_treedef, leaves), part_of
 
 
@@ -111,9 +113,9 @@ def check_transforms(args: object) -> None:
             raise ValueError(f"{name} is not supported: {instead}")
 
 
-def _is_same(leaf: Any, known: Any) -> bool:
-    kinds = [(np.shape(x), getattr(x, "dtype", type(x))) for x in (leaf, known)]
-    return known is not None and kinds[0] == kinds[1]
+def _is_same(leaf: Any, state_leaf: Any) -> bool:
+    kinds = [(np.shape(x), getattr(x, "dtype", type(x))) for x in (leaf, state_leaf)]
+    return state_leaf is not None and kinds[0] == kinds[1]
 
 
 def target_for(args: object) -> dict[str, Any] | None:

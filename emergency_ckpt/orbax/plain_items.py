@@ -57,11 +57,13 @@ class Handlers:
     def __init__(
         self, checkpointers: Any, item_names: Any, item_handlers: Any, registry: Any
     ) -> None:
-        given: Any = item_handlers if checkpointers is None else checkpointers
-        self._is_named = isinstance(given, Mapping) or (given is None and item_names is not None)
-        if given is not None and not isinstance(given, Mapping):
-            given = {ONLY: given}
-        by_name = {} if given is None else cast("Mapping[str, Any]", given)
+        handlers: Any = item_handlers if checkpointers is None else checkpointers
+        self._is_named = isinstance(handlers, Mapping) or (
+            handlers is None and item_names is not None
+        )
+        if handlers is not None and not isinstance(handlers, Mapping):
+            handlers = {ONLY: handlers}
+        by_name = {} if handlers is None else cast("Mapping[str, Any]", handlers)
         self._by_name = {
             name: getattr(handler, "handler", handler) for name, handler in by_name.items()
         }
@@ -107,13 +109,13 @@ def _given(item: Any, args: Any, handler: Any, *, may_be_tree: bool, is_json: bo
     return Given("value" if is_value else "", item, args)
 
 
-def saved(given: Mapping[str, Given]) -> Items:
+def saved(entries: Mapping[str, Given]) -> Items:
     """Return the items of a save, as the RAM tier keeps them."""
     trees: dict[str, Any] = {}
     iterators: dict[str, Any] = {}
     values: dict[str, Any] = {}
     count = 0
-    for name, entry in given.items():
+    for name, entry in entries.items():
         try:
             if entry.kind == "tree":
                 casts = jax.tree.leaves(getattr(entry.args, "save_args", None))
@@ -133,17 +135,17 @@ def saved(given: Mapping[str, Given]) -> Items:
     return Items(trees, iterators, values) if count else Items(unfit="there are no trees of arrays")
 
 
-def needs_template(given: Mapping[str, Given], kept: Kept) -> bool:
+def needs_template(entries: Mapping[str, Given], kept: Kept) -> bool:
     """Return whether some tree of the step is not asked for, or not completely described."""
-    return any(name not in given or not _is_described(given[name]) for name in kept.trees)
+    return any(name not in entries or not _is_described(entries[name]) for name in kept.trees)
 
 
-def _is_described(given: Given) -> bool:
-    is_partial = getattr(given.args, "partial_restore", False)
-    return given.kind == "tree" and not is_partial and saved_tree.is_complete(given.item)
+def _is_described(entry: Given) -> bool:
+    is_partial = getattr(entry.args, "partial_restore", False)
+    return entry.kind == "tree" and not is_partial and saved_tree.is_complete(entry.item)
 
 
-def target(given: Mapping[str, Given], kept: Kept, template: Mapping[str, PyTree]) -> RamTarget:
+def target(entries: Mapping[str, Given], kept: Kept, template: Mapping[str, PyTree]) -> RamTarget:
     """Return all trees of a step of RAM, and the other items that are asked for, to restore into.
 
     Where no item is given, all items are asked for. ``template``: trees of an earlier step of
@@ -153,7 +155,7 @@ def target(given: Mapping[str, Given], kept: Kept, template: Mapping[str, PyTree
       ValueError: an item is not of the step, or of another kind there; a tree is not described, has
         other leaves, or is to be changed.
     """
-    names = set(given) or kept.names
+    names = set(entries) or kept.names
     strangers = sorted(names - kept.names)
     if strangers:
         raise ValueError(f"items {strangers} are not in the step; it has {sorted(kept.names)}")
@@ -161,27 +163,27 @@ def target(given: Mapping[str, Given], kept: Kept, template: Mapping[str, PyTree
     iterators: dict[str, Any] = {}
     parts: dict[str, Callable[[Any], Any]] = {}
     for name in kept.trees:
-        wanted = _wanted_tree(name, given.get(name, Given("tree", None, None)), template)
-        trees[name] = wanted.target
+        tree = _wanted_tree(name, entries.get(name, Given("tree", None, None)), template)
+        trees[name] = tree.target
         if name in names:
-            parts[name] = wanted.part_of
+            parts[name] = tree.part_of
     for name in sorted(names - set(kept.trees)):
         parts[name] = lambda value: value
         if name in kept.iterators:
-            if name not in given or given[name].kind != "iterator":
+            if name not in entries or entries[name].kind != "iterator":
                 raise ValueError(f"item {name!r} is an iterator, which must be given")
-            iterators[name] = given[name].item
+            iterators[name] = entries[name].item
     values = {name: None for name in names if name in kept.values}
     return Items(trees, iterators, values), parts
 
 
-def _wanted_tree(name: str, given: Given, template: Mapping[str, PyTree]) -> saved_tree.Wanted:
-    if given.args is not None and given.kind != "tree":
+def _wanted_tree(name: str, entry: Given, template: Mapping[str, PyTree]) -> saved_tree.Wanted:
+    if entry.args is not None and entry.kind != "tree":
         raise ValueError(f"item {name!r} is a tree of arrays in the step")
-    check_transforms(given.args)
-    known = given.item if _is_described(given) else template.get(name)
-    if known is None:
+    check_transforms(entry.args)
+    tree = entry.item if _is_described(entry) else template.get(name)
+    if tree is None:
         raise ValueError(f"give item {name!r} as arrays or jax.ShapeDtypeStruct with shardings")
-    restore_args = getattr(given.args, "restore_args", None)
-    is_partial = bool(getattr(given.args, "partial_restore", False))
-    return saved_tree.Wanted(known, given.item, restore_args, is_partial=is_partial)
+    restore_args = getattr(entry.args, "restore_args", None)
+    is_partial = bool(getattr(entry.args, "partial_restore", False))
+    return saved_tree.Wanted(tree, entry.item, restore_args, is_partial=is_partial)

@@ -160,8 +160,8 @@ class RamBeside:
           ConfigError: a setting is wrong, on this process.
           ValueError: the settings have ``dir``.
         """
-        given = dict(settings or {})
-        if "dir" in given:
+        own_settings = dict(settings or {})
+        if "dir" in own_settings:
             raise ValueError("settings without 'dir': Orbax has the directory")
         self._stored = stored
         self._ram: EmergencyCheckpointer | None = None
@@ -171,7 +171,7 @@ class RamBeside:
         self._failures = 0
         self._has_warned = False
         self._numbers = itertools.count()
-        if is_off or not (jax.process_count() > 1 or local_directory is not None or given):
+        if is_off or not (jax.process_count() > 1 or local_directory is not None or own_settings):
             return
         local = os.path.abspath(os.fspath(local_directory or default_local_dir(os.environ)))
         defaults = {
@@ -179,7 +179,7 @@ class RamBeside:
             "run_id": run_id_of(os.fspath(directory)),
             "on_preemption": "ignore",  # Orbax's policy saves then, to storage
         }
-        config = _checked({**defaults, **given})
+        config = _checked({**defaults, **own_settings})
         if not config.save_plans():
             return
         try:
@@ -287,9 +287,9 @@ class RamBeside:
             cause = error.__cause__
             if isinstance(cause, LocalTierError) and not cause.retryable:
                 raise cause from error
-        left = leaving(ram.steps.parts.coordinator)
-        if left:
-            raise CheckpointError("save to", "RAM", "; ".join(list(left.values())[:4]))
+        leavers = leaving(ram.steps.parts.coordinator)
+        if leavers:
+            raise CheckpointError("save to", "RAM", "; ".join(list(leavers.values())[:4]))
 
     def _leave_out(self, ram: EmergencyCheckpointer, step: int, reason: str) -> None:
         """Leave a step to storage, which the job is told once."""
@@ -302,29 +302,31 @@ class RamBeside:
 
     # Choosing a step.
 
-    def choose(self, wanted: int | None = None) -> RamChoice:
-        """Return whether ``wanted``, or the newest step, comes from RAM. Collective; blocks.
+    def choose(self, requested_step: int | None = None) -> RamChoice:
+        """Return whether a step, the newest one for None, comes from RAM. Collective; blocks.
 
         The newest comes from RAM where RAM has a whole step that is no older than storage's newest:
         after a rollback, steps of RAM are behind those of storage that nobody has deleted.
         A step of storage that is newer than what RAM's step follows is another job's work, such as
         a week's with plain Orbax: then RAM's step does not count.
         """
-        wanted = None if wanted is None else int(wanted)
-        stored = self._stored_for(wanted)
+        requested_step = None if requested_step is None else int(requested_step)
+        stored = self._stored_for(requested_step)
         of_storage = RamChoice(stored=None if stored == _NONE else stored)
-        return self._attempt("list steps in", lambda ram: self._agree(ram, wanted), of_storage)
+        return self._attempt(
+            "list steps in", lambda ram: self._agree(ram, requested_step), of_storage
+        )
 
-    def _stored_for(self, wanted: int | None) -> int:
-        """Return the step that storage would give for ``wanted``; -1 for none."""
-        if wanted is None:
+    def _stored_for(self, requested_step: int | None) -> int:
+        """Return the step that storage would give for ``requested_step``; -1 for none."""
+        if requested_step is None:
             return self._newest_stored()
-        return wanted if wanted in self._stored() else _NONE
+        return requested_step if requested_step in self._stored() else _NONE
 
-    def _agree(self, ram: EmergencyCheckpointer, wanted: int | None) -> RamChoice:
+    def _agree(self, ram: EmergencyCheckpointer, requested_step: int | None) -> RamChoice:
         ram.wait_until_finished()
         self._surveyed = local_steps = ram.steps.survey(()).local
-        step = max(local_steps, default=None) if wanted is None else wanted
+        step = max(local_steps, default=None) if requested_step is None else requested_step
         kept = None if step is None or step not in local_steps else _kept(ram, step)
         parts, name = ram.steps.parts, f"choice/{next(self._numbers)}"
         may_remap = parts.config.host_state_remap is not None
@@ -332,7 +334,9 @@ class RamBeside:
         def rule(messages: Mapping[int, bytes]) -> bytes:
             unreadable = _ProcessView(_NONE, _NONE, None)
             views = decode_each(messages, _ProcessView, name, lambda _: unreadable)
-            return msgspec.json.encode(_chosen(step, views, wanted=wanted, may_remap=may_remap))
+            return msgspec.json.encode(
+                _chosen(step, views, requested_step=requested_step, may_remap=may_remap)
+            )
 
         choice_round = Round(
             parts.coordinator,
@@ -342,7 +346,7 @@ class RamBeside:
             series=parts.series,
         )
         own = msgspec.json.encode(
-            _ProcessView(self._stored_for(wanted), self._newest_stored(), kept)
+            _ProcessView(self._stored_for(requested_step), self._newest_stored(), kept)
         )
         data = choice_round.hold(own, choice_round.when_all(rule))
         return decode_message(data, RamChoice, f"{name}.told")
@@ -423,10 +427,10 @@ class RamBeside:
         """
         if self._ram is None or step is None:
             return
-        known = self._known(self._ram)
-        self._left_behind = step if any(known_step > step for known_step in known) else None
+        steps = self._known(self._ram)
+        self._left_behind = step if any(known_step > step for known_step in steps) else None
         if self._left_behind is None:
-            self._ram.go_on_after(CompleteSteps(tuple(sorted(known))))
+            self._ram.go_on_after(CompleteSteps(tuple(sorted(steps))))
 
     def _go_back(self, ram: EmergencyCheckpointer) -> None:
         """Remove the steps that are newer than the one that was restored. Collective."""
@@ -555,7 +559,11 @@ def _kept(ram: EmergencyCheckpointer, step: int) -> Kept | None:
 
 
 def _chosen(
-    step: int | None, views: Mapping[int, _ProcessView], *, wanted: int | None, may_remap: bool
+    step: int | None,
+    views: Mapping[int, _ProcessView],
+    *,
+    requested_step: int | None,
+    may_remap: bool,
 ) -> RamChoice:
     """Return the choice for all processes, by the storage of the first one.
 
@@ -569,10 +577,10 @@ def _chosen(
     kept = max(kept_steps, key=lambda record: record.follows)
     is_of_each = bool(kept.iterators or kept.values) and not may_remap
     counts = kept.processes == len(views) or not is_of_each
-    if wanted is None:
+    if requested_step is None:
         counts = counts and first.newest_stored <= min(step, kept.follows)
     elif stored is not None:
-        counts = counts and wanted <= kept.follows
+        counts = counts and requested_step <= kept.follows
     return RamChoice(step, stored, kept) if counts else RamChoice(stored=stored)
 
 

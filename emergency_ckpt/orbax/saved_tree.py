@@ -97,19 +97,23 @@ class Wanted:
 
     def __init__(self, saved: PyTree, item: PyTree, restore_args: Any, *, is_partial: bool) -> None:
         whole, treedef = by_path(saved)
-        given, self._structure = (whole, treedef) if item is None else by_path(item)
-        unknown, missing = sorted(set(given) - set(whole)), sorted(set(whole) - set(given))
+        item_leaves, self._structure = (whole, treedef) if item is None else by_path(item)
+        unknown, missing = (
+            sorted(set(item_leaves) - set(whole)),
+            sorted(set(whole) - set(item_leaves)),
+        )
         if not is_partial and (unknown or missing):
             raise ValueError(f"{_DIFFERS}: only in item {unknown[:4]}, only saved {missing[:4]}")
         args = {} if restore_args is None else by_path(restore_args)[0]
         leaves = [
-            _placed(_filled(given.get(path), leaf), args.get(path)) for path, leaf in whole.items()
+            _placed(_filled(item_leaves.get(path), leaf), args.get(path))
+            for path, leaf in whole.items()
         ]
         self.target = jax.tree.unflatten(treedef, leaves)
-        self._order = list(given)
+        self._order = list(item_leaves)
         self._as_given = {
             path: leaf
-            for path, leaf in given.items()
+            for path, leaf in item_leaves.items()
             if leaf is ocp.PLACEHOLDER or path not in whole
         }
 
@@ -124,19 +128,19 @@ def _is_described(leaf: Any) -> bool:
     return not (getattr(leaf, "shape", None) is None or getattr(leaf, "dtype", None) is None)
 
 
-def _filled(given: Any, saved: Any) -> Any:
-    if given is None or given is ocp.PLACEHOLDER:
+def _filled(leaf: Any, saved: Any) -> Any:
+    if leaf is None or leaf is ocp.PLACEHOLDER:
         return saved
-    if is_python_number(given) or isinstance(given, np.generic):
-        return given if is_python_number(saved) else saved
-    if not _is_described(given):
+    if is_python_number(leaf) or isinstance(leaf, np.generic):
+        return leaf if is_python_number(saved) else saved
+    if not _is_described(leaf):
         return saved
     # A format is a sharding with a layout on the devices.
-    own_sharding = getattr(given, "sharding", None) if layout_of(given) is None else given.format
+    own_sharding = getattr(leaf, "sharding", None) if layout_of(leaf) is None else leaf.format
     sharding = own_sharding or getattr(saved, "sharding", None)
-    if isinstance(given, np.ndarray) or sharding is None:
-        return given
-    return jax.ShapeDtypeStruct(given.shape, given.dtype, sharding=sharding)
+    if isinstance(leaf, np.ndarray) or sharding is None:
+        return leaf
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
 
 
 def _placed(leaf: Any, args: Any) -> Any:

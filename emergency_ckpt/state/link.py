@@ -162,8 +162,8 @@ class Link:
         memory that lie within one mapped piece are sent from where they are.
         """
         own = list(views)
-        kept = [n for n, target in enumerate(targets) if not _leaves_the_host(target)]
-        for number, copy in zip(kept, _private_copies([views[n] for n in kept]), strict=True):
+        on_host = [n for n, target in enumerate(targets) if not _leaves_the_host(target)]
+        for number, copy in zip(on_host, _private_copies([views[n] for n in on_host]), strict=True):
             own[number] = copy
         with jax.enable_x64(True), jax.transfer_guard("allow"):
             return jax.device_put(own, list(targets))

@@ -195,7 +195,7 @@ class _Arrangement:
 
 
 class SnapshotRecipe:
-    """Takes the shards ``wanted`` out of states like ``tree``, in that order.
+    """Takes the ``shards`` out of states like ``tree``, in that order.
 
     Built once for a structure of state; see ``StateStructure``.
     """
@@ -203,7 +203,7 @@ class SnapshotRecipe:
     def __init__(
         self,
         tree: StateTree,
-        wanted: Sequence[ShardId],
+        shards: Sequence[ShardId],
         link: Link,
         bound_bytes: int = Buffers.staging_bytes,
         copies: DeviceCopies | None = None,
@@ -220,7 +220,7 @@ class SnapshotRecipe:
         self._link = link
         self._bound_bytes = bound_bytes
         self._copies = copies or DeviceCopies(0)
-        self._takes = _takes(tree, wanted, link)
+        self._takes = _takes(tree, shards, link)
         used = {take.leaf.position for take in self._takes}
         self._keys = sorted(
             leaf.position
@@ -447,23 +447,23 @@ def _way_to(take: _Take, stored: Sequence[Any]) -> _Way | None:
     return _array
 
 
-def _takes(tree: StateTree, wanted: Sequence[ShardId], link: Link) -> list[_Take]:
+def _takes(tree: StateTree, shards: Sequence[ShardId], link: Link) -> list[_Take]:
     """Return the source of each wanted shard, spread evenly over the devices that hold it."""
     leaves = {leaf.spec.path: leaf for leaf in tree.leaves}
-    holders = [_holders(leaves[shard.leaf], shard) for shard in wanted]
+    holders = [_holders(leaves[shard.leaf], shard) for shard in shards]
     for i, by_device in enumerate(holders):
         first = next(iter(by_device), None)
         if first is not None and link.way == "views":
             # All devices share one memory, and the first device is found fastest.
             holders[i] = {first: by_device[first]}
-    sizes = [shard_nbytes(leaves[shard.leaf].spec, shard.box) for shard in wanted]
+    sizes = [shard_nbytes(leaves[shard.leaf].spec, shard.box) for shard in shards]
     on_devices = [i for i, by_device in enumerate(holders) if by_device]
     chosen = choose_sources(
         [[device.id for device in holders[i]] for i in on_devices], [sizes[i] for i in on_devices]
     )
     source = dict(zip(on_devices, chosen, strict=True))
     takes: list[_Take] = []
-    for i, shard in enumerate(wanted):
+    for i, shard in enumerate(shards):
         leaf = leaves[shard.leaf]
         device = next((device for device in holders[i] if device.id == source[i]), None)
         index = 0 if device is None else holders[i][device]

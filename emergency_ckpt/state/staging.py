@@ -546,11 +546,11 @@ def _settle(target: LandingPlace, batch: Sequence[_Arrived]) -> list[Landed]:
         indices = [i for i, piece in enumerate(batch) if (piece.view is None) is in_place]
         if not indices:
             continue
-        wanted = [patterns[batch[i].position] if patterns else NO_VALUES for i in indices]
+        batch_patterns = [patterns[batch[i].position] if patterns else NO_VALUES for i in indices]
         places = [target.offsets[batch[i].position] + batch[i].offset for i in indices]
         if in_place:
             ranges = [(at, batch[i].nbytes) for at, i in zip(places, indices, strict=True)]
-            read = _native.check_and_count(target.mapping, ranges, wanted, threads)
+            read = _native.check_and_count(target.mapping, ranges, batch_patterns, threads)
         else:
             views = (batch[i].view for i in indices)
             copies = [
@@ -558,7 +558,7 @@ def _settle(target: LandingPlace, batch: Sequence[_Arrived]) -> list[Landed]:
                 for view, at in zip(views, places, strict=True)
                 if view is not None
             ]
-            read = _native.copy_and_count(target.mapping, copies, wanted, threads)
+            read = _native.copy_and_count(target.mapping, copies, batch_patterns, threads)
         for i, crc, count in zip(indices, *read, strict=True):
             landed[i] = Landed(batch[i].position, crc, count)
     return [landed[i] for i in range(len(batch))]

@@ -75,7 +75,7 @@ class TransferClient:
         self,
         address: str,
         digest: str,
-        wanted: Sequence[ShardTarget],
+        targets: Sequence[ShardTarget],
         into: Mapping,
         deadline_s: float,
         on_shard: Callable[[int, int], None] = lambda position, crc: None,
@@ -83,18 +83,18 @@ class TransferClient:
     ) -> list[int]:
         """Fetch whole shards of the contents ``digest`` into a writable mapping or a file.
 
-        Returns the CRC32C of each as received, in the order of ``wanted``: the caller compares.
+        Returns the CRC32C of each as received, in the order of ``targets``: the caller compares.
         Blocks for at most ``deadline_s`` seconds. After an error no thread writes to ``into``, and
         the bytes of shards that ``on_shard`` did not get are undefined. ValueError when a target
         is out of bounds.
 
         Args:
-          on_shard: called once with (position in ``wanted``, CRC32C) for each shard of at least
+          on_shard: called once with (position in ``targets``, CRC32C) for each shard of at least
             one byte when all its bytes have arrived, from the fetching threads. No thread writes
             to that shard afterwards. An exception that it raises ends the fetch.
           on_bytes: called with the number of bytes of each piece that has arrived, as ``on_shard``.
         """
-        for target in wanted:
+        for target in targets:
             end = target.offset + target.nbytes
             if min(target.offset, target.nbytes, target.shard) < 0 or end > into.size_bytes:
                 raise ValueError(f"{target} leaves the mapping of {into.size_bytes} bytes")
@@ -102,7 +102,7 @@ class TransferClient:
             self._pool,
             address,
             digest,
-            wanted,
+            targets,
             into,
             streams=self._streams,
             deadline_s=deadline_s,

@@ -34,19 +34,19 @@ class Part(NamedTuple):
     nbytes: int
 
 
-def requests_for(wanted: Sequence[ShardTarget], streams: int) -> list[list[Part]]:
+def requests_for(targets: Sequence[ShardTarget], streams: int) -> list[list[Part]]:
     """Divide the wanted shards into requests of about equal size and at most MAX_RANGES parts.
 
     Large shards are divided, small ones grouped; each byte is in exactly one part. Empty shards
     need no request.
     """
-    total = sum(target.nbytes for target in wanted)
+    total = sum(target.nbytes for target in targets)
     share = -(-total // (streams * _REQUESTS_PER_STREAM))
     size = min(max(share, MIN_REQUEST_BYTES), MAX_REQUEST_BYTES)
     result: list[list[Part]] = []
     parts: list[Part] = []
     room = size
-    for position, target in enumerate(wanted):
+    for position, target in enumerate(targets):
         start = 0
         while start < target.nbytes:
             count = min(target.nbytes - start, room)
@@ -60,7 +60,7 @@ def requests_for(wanted: Sequence[ShardTarget], streams: int) -> list[list[Part]
 
 
 class Fetch:
-    """Fetches ``wanted`` from one address; ``run`` blocks and may be called once.
+    """Fetches ``targets`` from one address; ``run`` blocks and may be called once.
 
     After ``run`` has returned or raised, no thread writes to ``into``, or calls ``on_shard``.
     """
@@ -70,7 +70,7 @@ class Fetch:
         pool: ConnectionPool,
         address: str,
         digest: str,
-        wanted: Sequence[ShardTarget],
+        targets: Sequence[ShardTarget],
         into: Mapping,
         *,
         streams: int,
@@ -82,20 +82,20 @@ class Fetch:
         self._pool = pool
         self._address = address
         self._digest = digest
-        self._wanted = wanted
+        self._targets = targets
         self._into = into
         self._deadline_s = time.monotonic() + deadline_s
         self._timeout = timeout_until(self._deadline_s, io_timeout_s, "fetch")
         self._on_bytes = on_bytes
         self._on_shard = on_shard
         self._lock = threading.Lock()
-        self._requests = deque(requests_for(wanted, streams))
+        self._requests = deque(requests_for(targets, streams))
         self._stream_count = min(streams, len(self._requests))
         self._active: set[Stream] = set()
         self._error: BaseException | None = None
         self._not_connected: NotConnected | None = None
         self._received_bytes = 0
-        self._crcs: list[dict[int, tuple[int, int]]] = [{} for _ in wanted]
+        self._crcs: list[dict[int, tuple[int, int]]] = [{} for _ in targets]
 
     def run(self) -> list[int]:
         """Return the CRC32C of each wanted shard as received, or raise the first error."""
@@ -109,7 +109,7 @@ class Fetch:
                 self._error = self._error or self._not_connected
         if self._error is not None:
             raise self._explained(self._error) from self._error.__cause__
-        return [self._combined(position) for position in range(len(self._wanted))]
+        return [self._combined(position) for position in range(len(self._targets))]
 
     def _run_streams(self, count: int) -> None:
         """Run threads until all have ended."""
@@ -182,7 +182,7 @@ class Fetch:
                 self._active.discard(stream)
 
     def _transfer(self, stream: Stream, parts: list[Part]) -> None:
-        targets = [self._wanted[part.position] for part in parts]
+        targets = [self._targets[part.position] for part in parts]
         ranges = [
             (target.shard, part.start, part.nbytes)
             for target, part in zip(targets, parts, strict=True)
@@ -208,7 +208,7 @@ class Fetch:
                 position
                 for position in sorted({part.position for part in parts})
                 if sum(nbytes for _, nbytes in self._crcs[position].values())
-                == self._wanted[position].nbytes
+                == self._targets[position].nbytes
             ]
         for position in whole:
             self._on_shard(position, self._combined(position))
@@ -229,7 +229,7 @@ class Fetch:
         if type(error) not in (TransferError, NotConnected):
             return error
         assert isinstance(error, CheckpointError)
-        total = sum(target.nbytes for target in self._wanted)
+        total = sum(target.nbytes for target in self._targets)
         return type(error)(
             OPERATION,
             self._address,
