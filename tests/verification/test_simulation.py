@@ -34,6 +34,11 @@ def test_simulation_of_twenty_seeds_holds(tmp_path: Path) -> None:
 
 
 @pytest.mark.core
+def test_each_mutant_is_of_code_that_is_there() -> None:
+    assert " mutants, 0 of code that is gone" in simulate("--check")
+
+
+@pytest.mark.core
 def test_simulation_finds_a_mutant() -> None:
     assert "incarnation_ignored: found after" in simulate("--mutants", "incarnation_ignored")
 

@@ -116,7 +116,7 @@ def removed_before_the_version() -> None:
     _edit(
         "storage.steps.writer",
         "DirectoryWriter._remove_what_goes",
-        "self._append(lambda table: listing(table, *leaving))",
+        "self._append(change)",
         "self._finish_removal(leaving); leaving = leaving[:0]",
     )
 

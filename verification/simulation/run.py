@@ -4,6 +4,9 @@
     python verification/simulation/run.py --seed 17 [--verbose]
     python verification/simulation/run.py --plan NAME.json [--verbose]
     python verification/simulation/run.py --mutants [NAME ...] [--first 1]
+    python verification/simulation/run.py --check
+
+``--check`` sees that each mutant is an edit of code that is there.
 
 A failing seed is printed with the command that runs it again, and its plan is made smaller and
 written below ``--out``. A mutant is found by the simulation, or by the tests that it names. Exit
@@ -224,6 +227,28 @@ def _find_mutants(arguments: argparse.Namespace) -> int:
     return 1 if missed else 0
 
 
+def _check_mutants() -> int:
+    """Put each mutant back in a process of its own, and say which is of code that is gone."""
+    import install  # noqa: PLC0415
+    from mutants import MUTANTS  # noqa: PLC0415
+
+    install.product()
+    gone: list[str] = []
+    for name, mutant in MUTANTS.items():
+        child = os.fork()
+        if child == 0:
+            try:
+                mutant.put_back()
+            except BaseException as error:  # noqa: BLE001 - printed, and the child ends
+                print(f"{name}: {error!r}", flush=True)
+                os._exit(1)
+            os._exit(0)
+        if os.waitpid(child, 0)[1]:
+            gone.append(name)
+    print(f"{len(MUTANTS)} mutants, {len(gone)} of code that is gone")
+    return 1 if gone else 0
+
+
 def _look_for(name: str, by_tests: bool, arguments: argparse.Namespace) -> subprocess.Popen[str]:
     if by_tests:
         command = [sys.executable, str(HERE / "mutated.py"), name]
@@ -259,6 +284,7 @@ def main() -> int:
     parser.add_argument("--plan", type=Path)
     parser.add_argument("--shrink", type=int)
     parser.add_argument("--mutants", action="store_true")
+    parser.add_argument("--check", action="store_true", help="see that each mutant still applies")
     parser.add_argument("--work", action="store_true")
     parser.add_argument("--verbose", action="store_true")
     parser.add_argument("--unshrunk", action="store_true", help="only name the seeds that fail")
@@ -266,6 +292,8 @@ def main() -> int:
     arguments = parser.parse_args()
     if arguments.work:
         return _work(arguments)
+    if arguments.check:
+        return _check_mutants()
     if arguments.shrink is not None:
         return _shrink(arguments.shrink, arguments.out)
     if arguments.seed is not None or arguments.plan is not None:
