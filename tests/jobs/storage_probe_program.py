@@ -61,5 +61,18 @@ def attempt(name: str) -> dict[str, object]:
     return {"error": error, "steps": steps, "left": sorted(x.rpartition("/")[2] for x in left)}
 
 
+def replace_file() -> str:
+    """Replace a file whose first upload the bucket refuses by a precondition that nobody set."""
+    storage = StorageDirectory("gs://bucket/replaced", 60.0)
+    control = GcsControl(os.environ["STORAGE_EMULATOR_HOST"])
+    storage.put("hint", b"former")
+    control.add_fault(FaultRule(kind="status", status_code=412, method="POST", count=1))
+    try:
+        storage.put("hint", b"newest")
+    finally:
+        control.clear_faults()
+    return (storage.bytes_of("hint") or b"").decode()
+
+
 if __name__ == "__main__":
-    print(json.dumps({name: attempt(name) for name in FAULTS}))
+    print(json.dumps({name: attempt(name) for name in FAULTS} | {"replaced": replace_file()}))

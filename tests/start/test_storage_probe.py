@@ -168,3 +168,7 @@ def test_probe_storage_of_a_bucket(
     assert error in found["error"]
     assert found["steps"] == []
     assert found["left"] == left
+
+
+def test_replacement_that_a_bucket_refuses_once_is_made(tries: dict[str, Any]) -> None:
+    assert tries["replaced"] == "newest"
