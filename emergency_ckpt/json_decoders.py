@@ -1,8 +1,8 @@
 """One decoder of JSON for each type, whichever threads ask for it.
 
-msgspec (0.22) finds out what a struct's fields are when it is first decoded. A second thread that
-decodes the same struct meanwhile reads what is half written, and the process dies of SIGSEGV. So
-decoders are made here alone, one at a time, and ruff forbids msgspec's own ways to one.
+msgspec before 0.23 finds out what a struct's fields are when it is first decoded. A second thread
+that decodes the same struct meanwhile reads what is half written, and the process dies of SIGSEGV.
+So decoders are made here alone, one at a time, and ruff forbids msgspec's own ways to one.
 
 The time of a decoder grows with the length of its input, and not with its square. Keys of a dict
 may therefore be no integers without bounds, of which any number have the same hash.

@@ -286,9 +286,12 @@ def open_slot(
 
 
 def _adopt_file(fd: int, number: int, claim: Claim, mapper: Mapper | None) -> Slot:
-    size_bytes = os.fstat(fd).st_size // mmap.PAGESIZE * mmap.PAGESIZE
-    if size_bytes == 0:
-        raise CorruptData("open", file_name(number), "less than a page long")
+    length = os.fstat(fd).st_size
+    if length == 0:
+        raise CorruptData("open", file_name(number), "it is empty")
+    size_bytes = -(-length // mmap.PAGESIZE) * mmap.PAGESIZE
+    if length != size_bytes:
+        os.ftruncate(fd, size_bytes)  # a cut inside a page may have left each byte of the shards
     if os.fstat(fd).st_blocks * 512 < size_bytes:
         # On a full ramdisk the first access to a hole would be a SIGBUS.
         os.posix_fallocate(fd, 0, size_bytes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import mmap
 import os
 import random
 import shutil
@@ -24,6 +25,7 @@ from tiers_support import (
     save_id,
     write_save,
 )
+from world import World, save_all
 
 from emergency_ckpt.core.limits import MAX_HOST_STATE_BYTES, MAX_HOST_STATE_SAVES
 from emergency_ckpt.core.restore.inventory import RestoredSave
@@ -304,3 +306,15 @@ def test_tier_that_was_closed_writes_nothing(tier: LocalTier) -> None:
     tier.invalidate_newer(save_id(0))
     assert tier.held() == ((), (), None)
     assert files_of(tier) == before
+
+
+def test_slot_cut_behind_its_last_shard_is_whole(world: World) -> None:
+    """Bytes behind the last shard have no meaning. The cut is inside a page."""
+    with world.open() as ckpt:
+        save_all(ckpt, world, 3)
+    (manifest,) = world.ramdisk.rglob("slot_*.manifest.json")
+    last = json.loads(manifest.read_bytes())["manifest"]["contents"]["shards"][-1]
+    end = last["offset"] + last["nbytes"]
+    assert end % mmap.PAGESIZE
+    os.truncate(str(manifest).replace(".manifest.json", ".bin"), end)
+    world.restores(3)
