@@ -253,10 +253,9 @@ class EmergencyCheckpointer:
           HostStateError: ``host_state`` cannot be saved.
           RamdiskFull: at the first save, when ``restore`` was not called before.
           SystemExit: with ``on_preemption="exit"``, at the sync point.
-          DeadlineExceeded: without ``async_save``, as ``wait_until_finished``.
           PeerLeft: a process has died, so that the arrays of ``state`` will never be computed.
-          PersistentTierError: on all, without a call of ``restore``: the directory could not be
-            read at the start, and no RAM had a record of the run, so the run may have steps.
+          PersistentTierError: on all, where the directory could not be read at the start and
+            ``restore`` has restored nothing: the run may have steps there.
           CheckpointError: after ``stop``.
         """
         self._check_running("save")

@@ -78,7 +78,7 @@ class Resume:
             parts.saver.ending.end_restore()
         (report,) = reports
         if restored is None or report is None:
-            parts.restore_parts.timelines.note_continuation(is_first=True)
+            parts.restore_parts.timelines.note_continuation()
             parts.saver.expect_steps_after(-1)
             if is_first:
                 parts.tell_begins_anew()

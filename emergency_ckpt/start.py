@@ -178,32 +178,23 @@ class ClaimAtStart:
 
         Never raises, because RAM may be enough. ``create``: makes the directory until a deadline.
         """
-        problem: CheckpointError | None = None
-        with told_of_wait(self._events, directory, self._deadline_s):
-            try:
+        try:
+            with told_of_wait(self._events, directory, self._deadline_s):
                 if create is not None:
                     create(self._deadline_s)
-            except PersistentTierError as error:
-                problem = error  # storage that takes no files may have steps all the same
-            try:
-                known = self._read(directory)
-            except (PersistentTierError, CorruptData) as error:
-                problem = problem or error
-                known = Known(unread=str(problem))
-        if problem is not None:
+                try:
+                    self._writer.find(self._deadline_s)
+                    self._tell_other_name(directory)
+                except DirectoryInUse as error:
+                    self._refusal = error if self._saves_there else None
+                known = Known(*self._writer.known(self._deadline_s))
+        except (PersistentTierError, CorruptData) as error:
             # Storage may be down just when RAM is needed; saves try it again.
-            self._events.emit("persistent.problem", cause="unreachable", reason=str(problem))
-            self._failures.record(problem)
-        self.has_read = problem is None
+            self._events.emit("persistent.problem", cause="unreachable", reason=str(error))
+            self._failures.record(error)
+            return Known(unread=str(error))
+        self.has_read = True
         return known
-
-    def _read(self, directory: str) -> Known:
-        try:
-            self._writer.find(self._deadline_s)
-            self._tell_other_name(directory)
-        except DirectoryInUse as error:
-            self._refusal = error if self._saves_there else None
-        return Known(*self._writer.known(self._deadline_s))
 
     def _tell_other_name(self, directory: str) -> None:
         """Warn where this run had another name, because its directory had another path."""

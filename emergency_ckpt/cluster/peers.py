@@ -59,7 +59,7 @@ class Started(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """An incarnation that has begun on all processes, and the newest that any of them knew.
 
     Attributes:
-      unread: why storage could not be read, where no RAM had a record of the run; else empty.
+      unread: why storage could not be read; else empty.
       error: why the incarnation has not begun; empty when it has.
     """
 
@@ -218,7 +218,7 @@ def agree_start(
             return msgspec.json.encode(Started("", error=str(refusal)[:ERROR_LIMIT_CHARS]))
         complete = max((report.complete for report in reports if report.complete), default=None)
         newest_step = max(report.newest_step for report in reports)
-        unread = "" if greatest else reports[0].unread[:ERROR_LIMIT_CHARS]
+        unread = reports[0].unread[:ERROR_LIMIT_CHARS]
         return msgspec.json.encode(Started(incarnation, newest_step, complete, unread))
 
     data = hello_round.hold(msgspec.json.encode(hello), hello_round.when_all(begin))

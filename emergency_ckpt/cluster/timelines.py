@@ -54,8 +54,8 @@ class Timelines:
           newest_step: the newest step known at the start of the job; -1 without any.
           complete: the newest save that any process had on record at the start as complete.
           on_nothing: called at a first save without a restore, where the run has no step.
-          unread: why storage could not be read at the start, where no RAM had a record of the run:
-            earlier lives may have greater numbers than this life. Else empty.
+          unread: why storage could not be read at the start, so that earlier lives may have greater
+            numbers than this life; else empty.
         """
         self._tier = tier
         self._events = events
@@ -113,29 +113,26 @@ class Timelines:
             self._has_begun = True
             self._unread = ""
 
-    def note_continuation(self, *, is_first: bool) -> None:
-        """Note that saves go on after the newest step; ``is_first``: the run has no step."""
+    def note_continuation(self) -> None:
+        """Note that there is nothing to restore, or that saves go on after the newest step."""
         with self._lock:
             self._has_begun = True
-            if is_first:
-                self._unread = ""
 
     def begin_unrestored(self, save: SaveId) -> None:
         """Begin from nothing, and warn, at the first save of an incarnation that restored nothing.
 
         Call before each save. In a run without steps there is no reason for a warning.
-        PersistentTierError where nobody could read which lives the run has had: the next restore
-        would take a life of a greater number, and the steps of this life would not count.
+        PersistentTierError where storage could not be read at the start and nothing was restored:
+        the next restore might take a life of a greater number, and not count steps of this life.
         """
         with self._lock:
             if self._unread:
                 raise PersistentTierError(
                     "save",
                     f"step {save.step}",
-                    "storage could not be read at the start, and no host has a record of this run"
-                    f" in RAM, so earlier steps of the run may be there ({self._unread})",
-                    hint="call restore before the first save, which reads storage again; or start"
-                    " the job again once storage answers",
+                    "storage could not be read at the start, and nothing was restored since, so"
+                    f" earlier steps of the run may be there ({self._unread})",
+                    hint="restore before the first save, or start again once storage answers",
                 )
             if self._has_begun:
                 return

@@ -130,14 +130,6 @@ class Ending:
                 self._left = True
                 leave_together(self._parts.coordinator, max(1.0, self._parts.watch.grace_left_s()))
 
-    def wait_for_saves(self) -> None:
-        """Wait for the saves in progress alone, at most for the grace period of a notice.
-
-        The processes leave together at the loop's end, which may come later than this wait.
-        """
-        with self._parts.progress.inside("wait_until_finished", self._parts.config.longest_wait_s):
-            self._wait_for_saves(self._deadline_s(None))
-
     def wait_before_restore(self) -> None:
         """Wait for the saves in progress; a removal of old steps ends after its present step.
 

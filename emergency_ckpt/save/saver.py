@@ -45,7 +45,7 @@ from emergency_ckpt.background import closing
 from emergency_ckpt.cluster.preemption import PREEMPTED_EXIT_CODE
 from emergency_ckpt.core.save.save_rules import check_items, named_metrics
 from emergency_ckpt.core.save.timing import Repeats
-from emergency_ckpt.errors import CheckpointError, InvalidState, PeerLeft
+from emergency_ckpt.errors import CheckpointError, InvalidState, PeerLeft, PersistentTierError
 from emergency_ckpt.save.ending import Ending, inside_save
 from emergency_ckpt.save.save_work import SavedSteps, SaveRequest, SaverParts, SaveWork
 from emergency_ckpt.save.schedule import DueSaves, TierSchedule
@@ -365,8 +365,8 @@ class Saver:
         self.saved.note_found(steps_of)
         if self._goes_on_from is not None:
             return
+        self._parts.timelines.note_continuation()
         newest = {name: steps[-1] for name, steps in steps_of.items() if steps}
-        self._parts.timelines.note_continuation(is_first=not newest)
         self._newest_due = max(newest.values(), default=-1)
         for name, schedule in self._schedules.items():
             if name in newest:
@@ -397,8 +397,11 @@ class Saver:
         why = f"since step {self._newest_due}, which was saved or restored, is newer"
         if request is not None:
             why = "the time is over"
-            self._settle_past(request.save, self._schedules)
-            started = self._start_in_order(tiers, request, watch.grace_left_s)
+            try:
+                self._settle_past(request.save, self._schedules)
+                started = self._start_in_order(tiers, request, watch.grace_left_s)
+            except PersistentTierError as error:  # the job ends by the notice all the same
+                why = str(error)
         for name in tiers:
             # Without a request, a saved step of this number is not the present state.
             is_there = request is not None and step in self.saved.of(name)
@@ -410,8 +413,6 @@ class Saver:
             except CheckpointError as error:
                 logging.error("preempted at step %d: %s", step, error)
             raise SystemExit(PREEMPTED_EXIT_CODE)
-        if started and not parts.config.async_save:
-            self.ending.wait_for_saves()
         return bool(started)
 
     def _start_in_order(

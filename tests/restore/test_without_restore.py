@@ -15,6 +15,7 @@ from faults import copies_to_slots_fail, storage_fails
 from ledgers import ledger_in
 from world import World, logged, same, save, save_all
 
+from emergency_ckpt import EmergencyCheckpointer
 from emergency_ckpt.errors import PersistentTierError
 
 
@@ -220,35 +221,74 @@ def storage_away(world: World) -> Iterator[None]:
             away.rename(world.persistent)
 
 
-@pytest.mark.parametrize("newest", [76, None])
-def test_life_that_cannot_know_earlier_ones_restores_first(
-    world: World, newest: int | None
-) -> None:
+def saved_in_two_lives(world: World) -> None:
+    saved(world, 76, **both(world))
+    saved(world, 77, restores=True, local_save_every=0, **both(world))
+
+
+@contextlib.contextmanager
+def refused(world: World, step: int, **settings: Any) -> Iterator[EmergencyCheckpointer]:
+    """Inside, a life whose save of ``step`` was refused."""
+    with contextlib.ExitStack() as stack:
+        ckpt = stack.enter_context(world.open(**{**both(world), **settings}))
+        with pytest.raises(PersistentTierError, match=f"step {step}: .*restore before the first"):
+            save(ckpt, world, step)
+        with pytest.raises(PersistentTierError):
+            ckpt.check_for_errors()  # of the start
+        yield ckpt
+
+
+def test_life_that_cannot_know_earlier_ones_restores_first(world: World) -> None:
     """Its steps would not count beside those of storage, whose lives have greater numbers."""
-    if newest is not None:
-        saved(world, newest, **both(world))
-        saved(world, newest + 1, restores=True, local_save_every=0, **both(world))
-        world.lose_ram()
+    saved_in_two_lives(world)
+    world.lose_ram()
     with contextlib.ExitStack() as stack:
         with storage_away(world):
-            ckpt = stack.enter_context(world.open(**both(world)))
-            for step in (100, 101):
-                with pytest.raises(PersistentTierError, match=f"step {step}: .*call restore"):
-                    save(ckpt, world, step)
+            ckpt = stack.enter_context(refused(world, 100))
             assert held(world) == []
-            with pytest.raises(PersistentTierError, match="create"):
-                ckpt.check_for_errors()
-        expected = None if newest is None else newest + 1
-        assert ckpt.restore(state=world.state(0))[0] == expected
+        assert ckpt.restore(state=world.state(0))[0] == 77
         save_all(ckpt, world, 102)
     assert restored(world, **both(world)) == 102
 
 
-def test_life_on_record_in_ram_saves_without_storage(world: World) -> None:
-    saved(world, 76, **both(world))
-    with storage_away(world), world.open(**both(world)) as ckpt:
-        save(ckpt, world, 100)
-        ckpt.wait_until_finished()
-        ckpt.stop(after_error=True)
-    assert said(world) == [76]
-    assert restored(world, **both(world)) == 100
+def test_life_after_a_refused_one_is_refused_too(world: World) -> None:
+    """What a refused life leaves in RAM is no knowledge of the run."""
+    saved_in_two_lives(world)
+    world.lose_ram()
+    with storage_away(world):
+        for step in (100, 101):
+            with refused(world, step):
+                pass
+    assert restored(world, **both(world)) == 77
+
+
+def test_life_beside_a_directory_that_cannot_be_made_is_refused(world: World) -> None:
+    """As below a mount point that the job may not write to. The directory is absent there."""
+    with refused(world, 100, dir="/proc/eckpt-none/persistent"):
+        pass
+
+
+def test_restore_of_nothing_leaves_the_refusal(world: World) -> None:
+    """This life has a number that an earlier life may have."""
+    for _ in range(3):
+        with world.open(**both(world)):
+            pass
+    world.lose_ram()
+    with contextlib.ExitStack() as stack:
+        with storage_away(world):
+            ckpt = stack.enter_context(refused(world, 1))
+        assert ckpt.restore(state=world.state(0))[0] is None
+        with pytest.raises(PersistentTierError, match="start again once storage answers"):
+            save(ckpt, world, 1)
+    saved(world, 1, restores=True, **both(world))
+    assert restored(world, **both(world)) == 1
+
+
+def test_notice_in_a_life_that_is_refused_ends_it_as_preempted(world: World) -> None:
+    with storage_away(world):
+        settings = {"on_preemption": "exit", "preemption_grace_s": 5.0}
+        with pytest.raises(SystemExit) as end, world.open(**both(world), **settings) as ckpt:
+            ckpt.request_preemption()
+            save(ckpt, world, 100)
+        assert end.value.code == 143
+    assert held(world) == []

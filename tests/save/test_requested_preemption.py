@@ -11,7 +11,7 @@ from faults import SlowStorage
 from world import LONG_S, World, finish
 
 from emergency_ckpt import EmergencyCheckpointer
-from emergency_ckpt.errors import CheckpointError, DeadlineExceeded, InvalidState
+from emergency_ckpt.errors import CheckpointError, InvalidState
 
 
 def request(ckpt: EmergencyCheckpointer) -> list[BaseException]:
@@ -126,39 +126,3 @@ def test_waits_of_a_job_that_goes_on_outlast_the_grace(
     assert world.named("preemption.missed") == []
     world.lose_ram()
     world.restores(2)
-
-
-def test_save_of_a_notice_waits_for_its_end_without_async_save(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with ThreadPoolExecutor(1) as pool, world.open_both(async_save=False) as ckpt:
-        slow = SlowStorage(monkeypatch)
-        assert request(ckpt) == []
-        saving = pool.submit(save, ckpt, world, 1)
-        try:
-            assert slow.reached.wait(LONG_S)
-            with pytest.raises(TimeoutError):
-                saving.result(0.3)
-        finally:
-            slow.go_on.set()
-        assert saving.result(LONG_S)
-        assert list(ckpt.known_steps.persistent) == [1]
-    world.lose_ram()
-    world.restores(1)
-
-
-def test_save_of_a_notice_waits_no_longer_than_the_grace(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with world.open_both(async_save=False, preemption_grace_s=2.0) as ckpt:
-        slow = SlowStorage(monkeypatch)
-        assert request(ckpt) == []
-        try:
-            with pytest.raises(DeadlineExceeded, match="the save to the persistent tier"):
-                save(ckpt, world, 1)
-            assert slow.reached.is_set()
-        finally:
-            slow.go_on.set()
-        world.wait_for("persistent.complete", step=1)
-    (missed,) = world.named("preemption.missed", cause="not_written")
-    assert (missed.fields["tier"], missed.fields["step"]) == ("persistent", 1)
