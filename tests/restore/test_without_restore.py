@@ -286,9 +286,10 @@ def test_restore_of_nothing_leaves_the_refusal(world: World) -> None:
 
 def test_notice_in_a_life_that_is_refused_ends_it_as_preempted(world: World) -> None:
     with storage_away(world):
-        settings = {"on_preemption": "exit", "preemption_grace_s": 5.0}
-        with pytest.raises(SystemExit) as end, world.open(**both(world), **settings) as ckpt:
+        with world.open(**both(world), on_preemption="exit", preemption_grace_s=5.0) as ckpt:
             ckpt.request_preemption()
-            save(ckpt, world, 100)
+            with pytest.raises(SystemExit) as end:
+                save(ckpt, world, 100)
+            ckpt.stop(after_error=True)
         assert end.value.code == 143
     assert held(world) == []
