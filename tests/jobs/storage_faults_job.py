@@ -26,7 +26,7 @@ from job_process import (
 )
 
 from emergency_ckpt.config import Config
-from emergency_ckpt.errors import CheckpointError
+from emergency_ckpt.errors import CheckpointError, PersistentTierError
 from emergency_ckpt.storage import calls
 from emergency_ckpt.storage.item import objects
 from emergency_ckpt.storage.item.array_writes import ArrayWrites
@@ -305,9 +305,13 @@ def stalls(world: JobProcess) -> Any:
 
 def no_bucket(world: JobProcess) -> Any:
     """Nothing can be saved or restored, and everything says so."""
-    saved = save_through(world, "nobucket", (), dir="gs://nobucket/run")
+    outcomes = [""]
+    try:
+        save_through(world, "nobucket", (), dir="gs://nobucket/run")
+    except PersistentTierError as error:  # of the first save: nobody knows of the run's lives
+        outcomes = [str(error)]
     lose_ram(world, "nobucket")
-    return {**saved, "then": restore_from(world, "nobucket", dir="gs://nobucket/run")}
+    return {"outcomes": outcomes, "then": restore_from(world, "nobucket", dir="gs://nobucket/run")}
 
 
 def hung_storage(world: JobProcess) -> Any:
