@@ -266,11 +266,7 @@ class StoredChain:
         self.writer.publish(entry, self.timelines.current)
         self.began_from = None
         self.timelines.bind()
-        try:
-            self.writer.settle()
-        except PersistentTierError as error:
-            # The step counts. An error that forbids this life to write is raised by the next save.
-            logging.warning("rolled-back steps are not hidden yet: %s", error)
+        self.writer.settle()
 
     def note_lives_soon(self, restored: RestoredSave) -> None:
         """Record how many lives in a row began from a save of storage, at the end of a restore.

@@ -399,9 +399,10 @@ class Saver:
             why = "the time is over"
             try:
                 self._settle_past(request.save, self._schedules)
-                started = self._start_in_order(tiers, request, watch.grace_left_s)
             except PersistentTierError as error:  # the job ends by the notice all the same
                 why = str(error)
+            else:
+                started = self._start_in_order(tiers, request, watch.grace_left_s)
         for name in tiers:
             # Without a request, a saved step of this number is not the present state.
             is_there = request is not None and step in self.saved.of(name)

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 import numpy.typing as npt
-from absl import logging
 from etils import epath
 
 from emergency_ckpt.core.limits import MAX_HOST_STATE_BYTES, MAX_MARKER_BYTES
@@ -239,11 +238,7 @@ class PersistentTier:
         leaves = tuple(step.leaves.values())
         metrics = orbax.metrics if isinstance(orbax.metrics, dict) else None
         writer.publish(self.finish(save, described, leaves, crcs, metrics, orbax), chain)
-        try:
-            writer.settle()
-        except PersistentTierError as error:
-            # The step counts, as after a save: the next life of the job hides the steps.
-            logging.warning("rolled-back steps are not hidden yet: %s", error)
+        writer.settle()
 
     def _newest_items(self) -> dict[str, epath.Path | None]:
         """Return the items of the newest step of this package, for the structure of the state."""

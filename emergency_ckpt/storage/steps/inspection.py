@@ -268,9 +268,7 @@ class StepInspection:
 
         None without metadata, which alone show it. Unreadable ones count as damaged ones of ours.
         """
-        metadata = self._metadata_of(folder)
-        if metadata is not None and not fields_of(metadata):
-            metadata = self._metadata_of(folder)  # for the reason of ``read_twice``
+        metadata = self._sure_metadata_of(folder)
         if metadata is None:
             return None, None
         return not fields_of(metadata) or ours_of(metadata) is not None, metadata
@@ -284,9 +282,7 @@ class StepInspection:
         if entry.is_plain:
             stored_step = self.listed(entry)
             return not stored_step.step.problem and stored_step.folder == entry.own_folder
-        metadata = self._metadata_of(entry.own_folder)
-        if metadata is not None and not fields_of(metadata):
-            metadata = self._metadata_of(entry.own_folder)  # for the reason of ``read_twice``
+        metadata = self._sure_metadata_of(entry.own_folder)
         if _incarnation_of(metadata) == entry.incarnation:
             return True
         data = self._marker_of(entry.step)
@@ -327,6 +323,12 @@ class StepInspection:
 
     def _metadata_of(self, name: str) -> bytes | None:
         return self._storage.bytes_of(f"{name}/{STEP_METADATA}", self._deadline_s)
+
+    def _sure_metadata_of(self, name: str) -> bytes | None:
+        """Return Orbax's metadata in a folder; unreadable ones were read twice."""
+        metadata = self._metadata_of(name)
+        is_readable = metadata is None or fields_of(metadata)
+        return metadata if is_readable else self._metadata_of(name)
 
     def _marked(self, step: int, data: bytes, tensors: Mapping[str, bytes | None]) -> FoundStep:
         """Return the step of a marker. ``tensors``: Orbax's metadata by folder, likeliest first."""

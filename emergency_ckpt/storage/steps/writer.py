@@ -608,9 +608,16 @@ class DirectoryWriter:
         self._hide_excluded()
 
     def settle(self) -> None:
-        """Hide the steps that the chain excludes."""
+        """Hide the steps that the chain excludes, after a publication, which counts in any case.
+
+        A failure is logged. A later save or the next life hides the steps, and a later save raises
+        an error that forbids this life to write.
+        """
         with self._lock:
-            self._hide_excluded()
+            try:
+                self._hide_excluded()
+            except PersistentTierError as error:
+                logging.warning("rolled-back steps are not hidden yet: %s", error)
 
     def _hide_excluded(self) -> None:
         """Hide excluded steps, then record that, so that a recorded step needs no further look."""
