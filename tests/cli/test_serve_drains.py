@@ -150,22 +150,32 @@ def serve_options(root: Path, ramdisk: Path, trainers: str) -> argparse.Namespac
     return args
 
 
-def test_server_beside_no_trainer_drains_each_end_of_a_job(
-    tmp_path: Path, ramdisk: Path, secret: bytes, client: TransferClient
-) -> None:
-    port = free_port()
-    (ramdisk / "trainer").mkdir(mode=0o700)
+def drained_once(root: Path, ramdisk: Path, client: TransferClient, port: int) -> LastDrain:
+    """A server beside no trainer, which has drained step 5; other trainers are at ``port``."""
     save_quarters(ramdisk / "0", {0: [0, 1, 2, 3]}, step=5)
-    args = serve_options(tmp_path, ramdisk / "0", f"127.0.0.1:{port}")
+    args = serve_options(root, ramdisk / "0", f"127.0.0.1:{port}")
     last = LastDrain(args, "127.0.0.1:1", client, SignalFlag())
     last.poll(0, AFTER_S)
     last.poll(AFTER_S, AFTER_S)
-    assert marker(tmp_path).exists()
+    assert marker(root).exists()
+    return last
+
+
+def trainer_answers(last: LastDrain, ramdisk: Path, secret: bytes, port: int, now_s: float) -> None:
+    """Let a job be back elsewhere for one look, at ``now_s``, and leave step 6 here."""
+    (ramdisk / "trainer").mkdir(mode=0o700)
     holdings = ReadOnlyRamdisk(ramdisk / "trainer", RUN_ID)
     with TransferServer(holdings, run_id=RUN_ID, secret=secret, port=port):
-        last.poll(2 * AFTER_S, AFTER_S)
+        last.poll(now_s, AFTER_S)
     holdings.close()
     save_quarters(ramdisk / "0", {0: [0, 1, 2, 3]}, step=6)
+
+
+def test_server_beside_no_trainer_drains_each_end_of_a_job(
+    tmp_path: Path, ramdisk: Path, secret: bytes, client: TransferClient
+) -> None:
+    last = drained_once(tmp_path, ramdisk, client, port := free_port())
+    trainer_answers(last, ramdisk, secret, port, 2 * AFTER_S)
     last.poll(3 * AFTER_S, AFTER_S)
     assert marker(tmp_path, 6).exists()
 
@@ -174,19 +184,8 @@ def test_server_drains_a_job_that_came_back_for_a_moment(
     tmp_path: Path, ramdisk: Path, secret: bytes, client: TransferClient
 ) -> None:
     """The job returns and ends for good, on other hosts, within half of ``--drain-after``."""
-    port = free_port()
-    (ramdisk / "trainer").mkdir(mode=0o700)
-    save_quarters(ramdisk / "0", {0: [0, 1, 2, 3]}, step=5)
-    args = serve_options(tmp_path, ramdisk / "0", f"127.0.0.1:{port}")
-    last = LastDrain(args, "127.0.0.1:1", client, SignalFlag())
-    last.poll(0, AFTER_S)
-    last.poll(AFTER_S, AFTER_S)
-    assert marker(tmp_path).exists()
-    holdings = ReadOnlyRamdisk(ramdisk / "trainer", RUN_ID)
-    with TransferServer(holdings, run_id=RUN_ID, secret=secret, port=port):
-        last.poll(1.4 * AFTER_S, AFTER_S)
-    holdings.close()
-    save_quarters(ramdisk / "0", {0: [0, 1, 2, 3]}, step=6)
+    last = drained_once(tmp_path, ramdisk, client, port := free_port())
+    trainer_answers(last, ramdisk, secret, port, 1.4 * AFTER_S)
     last.poll(2.3 * AFTER_S, AFTER_S)
     assert not marker(tmp_path, 6).exists(), "the job may start again"
     last.poll(2.4 * AFTER_S, AFTER_S)
