@@ -323,10 +323,10 @@ def table(mutants: Sequence[Mutant], results: dict[str, Any]) -> str:
     by_named = {name for name in by_record if "named_only" in known[name]}
     survived = len(known) - len(by_strong) - len(by_record)
     lines = [
-        f"{len(mutants)} mutants stand, {len(known)} were run: {len(by_strong)} are killed by the"
-        f" strong part, {len(by_record) - len(by_named)} by tests that the record names alone,"
-        f" {len(by_named)} by such tests without having met the strong part (`--named`),"
-        f" {survived} by nothing that was run.",
+        f"{len(mutants)} mutants stand, and {len(known)} were run. The strong part kills"
+        f" {len(by_strong)}. Tests that the record names kill {len(by_record) - len(by_named)} that"
+        f" the strong part missed, and {len(by_named)} that ran without the strong part"
+        f" (`--named`). Nothing that was run kills {survived}.",
         "",
         "| defect put back | noticed by |",
         "|---|---|",

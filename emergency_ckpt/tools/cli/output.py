@@ -27,7 +27,7 @@ def tell(line: str, stream: TextIO) -> None:
 def tell_last(line: str, stream: TextIO) -> None:
     """Print a line as ``tell`` does, and nothing where the stream takes no more, as a full disk.
 
-    For a command whose exit status is the outcome of its work, whatever becomes of its lines.
+    For a command whose exit status tells the outcome of its work, even if no line can be printed.
     """
     # No other stream is left to tell the error.
     with contextlib.suppress(OSError):

@@ -85,8 +85,8 @@ class LastDrain:
     def poll(self, now_s: float, after_s: float) -> None:
         """Drain when no process was there for ``after_s`` seconds; once for each end of the job.
 
-        The trainers elsewhere are asked more often, also after a drain, since this host may have
-        none of them: one that answers begins what ends with the next drain. Blocks while peers are
+        The trainers of other hosts are asked more often, also after a drain: a trainer that answers
+        shows that the job is back, and the end of that job is drained again. Blocks while peers are
         asked, and while RAM is drained. LocalTierError, OSError when the ramdisk cannot be read.
         """
         if self._runs_here():
