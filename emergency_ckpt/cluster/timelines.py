@@ -266,7 +266,7 @@ class StoredChain:
         self.writer.publish(entry, self.timelines.current)
         self.began_from = None
         self.timelines.bind()
-        self.writer.settle()
+        self.writer.try_to_settle()
 
     def note_lives_soon(self, restored: RestoredSave) -> None:
         """Record how many lives in a row began from a save of storage, at the end of a restore.

@@ -238,7 +238,7 @@ class PersistentTier:
         leaves = tuple(step.leaves.values())
         metrics = orbax.metrics if isinstance(orbax.metrics, dict) else None
         writer.publish(self.finish(save, described, leaves, crcs, metrics, orbax), chain)
-        writer.settle()
+        writer.try_to_settle()
 
     def _newest_items(self) -> dict[str, epath.Path | None]:
         """Return the items of the newest step of this package, for the structure of the state."""

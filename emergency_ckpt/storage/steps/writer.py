@@ -607,17 +607,21 @@ class DirectoryWriter:
             self._append(lambda table: following(table, chain))
         self._hide_excluded()
 
-    def settle(self) -> None:
-        """Hide the steps that the chain excludes, after a publication, which counts in any case.
+    def try_to_settle(self) -> None:
+        """Settle after a publication, whose step counts in any case: a failure is logged.
 
-        A failure is logged. A later save or the next life hides the steps, and a later save raises
-        an error that forbids this life to write.
+        A later save or the next life hides the steps, and a later save raises an error that forbids
+        this life to write.
         """
+        try:
+            self.settle()
+        except PersistentTierError as error:
+            logging.warning("rolled-back steps are not hidden yet: %s", error)
+
+    def settle(self) -> None:
+        """Hide the steps that the chain excludes."""
         with self._lock:
-            try:
-                self._hide_excluded()
-            except PersistentTierError as error:
-                logging.warning("rolled-back steps are not hidden yet: %s", error)
+            self._hide_excluded()
 
     def _hide_excluded(self) -> None:
         """Hide excluded steps, then record that, so that a recorded step needs no further look."""
