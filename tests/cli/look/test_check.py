@@ -7,12 +7,13 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import FrameType
 
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 from damage import flip
-from looks import eckpt, eckpt_json, tree_of
+from looks import eckpt, eckpt_here, eckpt_json, tree_of
 from persistent_steps import fill, life, save_over, writer_of
 from tiers_support import LAYOUT, open_tier, save_id, whole_step, whole_steps
 from tiers_support import fill as fill_slot
@@ -308,3 +309,31 @@ def test_check_while_a_tier_saves_finds_no_damage(ramdisk: Path) -> None:
         stop.set()
         thread.join()
     tier.close()
+
+
+def calls_of_a_check(directory: Path) -> int:
+    """Return how many functions of ``core`` a check of ``directory`` calls, in any thread."""
+    calls: list[str] = []
+
+    def note(frame: FrameType, event: str, _: object) -> None:
+        if event == "call" and "/emergency_ckpt/core/" in frame.f_code.co_filename:
+            calls.append(frame.f_code.co_name)
+
+    threading.setprofile(note)
+    sys.setprofile(note)
+    try:
+        assert eckpt_here("ls", "--check", "--dir", directory) == 0
+    finally:
+        sys.setprofile(None)
+        threading.setprofile(None)
+    return len(calls)
+
+
+def test_check_of_more_steps_costs_the_same_for_each(tmp_path: Path) -> None:
+    """The log of 5,000 steps has as many entries: no step goes through all of them."""
+    calls: dict[int, int] = {}
+    for count in (3, 6, 12):
+        fill(str(tmp_path / str(count)), range(1, count + 1))
+        calls[count] = calls_of_a_check(tmp_path / str(count))
+    among_few, among_many = (calls[6] - calls[3]) / 3, (calls[12] - calls[6]) / 6
+    assert among_many == pytest.approx(among_few, rel=0.05)
