@@ -17,15 +17,15 @@ two processes may share a device.
 from __future__ import annotations
 
 import argparse
-import json
+import multiprocessing
 import os
 import socket
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -52,31 +52,24 @@ EMERGENCY = "orbax's emergency manager"
 WAYS = {1: (OURS, WITHOUT_COPIES, ORBAX), 2: (OURS, WITHOUT_COPIES, EMERGENCY)}
 """The contenders, by the number of slices."""
 _LOOPBACK = "127.0.0.1"
-_RANK, _PORT, _PLACE = "ECKPT_TRAINING_RANK", "ECKPT_TRAINING_PORT", "ECKPT_TRAINING_PLACE"
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    words = sys.argv[1:] if argv is None else argv
-    options = _parse(words)
-    if _RANK in os.environ:
-        rank, place = int(os.environ[_RANK]), Path(os.environ[_PLACE])
-        _join(options, rank)
-        _path_of(place, rank).write_text(json.dumps(_result(options, place, rank)))
-        return 0
+def main(arguments: list[str] | None = None) -> int:
+    options = _parse(arguments)
     about = machine.facts()
     with tempfile.TemporaryDirectory(dir=options.ramdisk, prefix="eckpt-training-") as place:
-        if options.slices == 1:
-            if options.platform:
-                jax.config.update("jax_platforms", options.platform)
-            result = _result(options, Path(place), 0)
-        else:
-            result = _result_of_slices(options, words, Path(place))
+        measure = _result if options.slices == 1 else _result_of_slices
+        result = measure(options, Path(place))
     program.publish(options, "training", about, _text(options, about, result), result)
     return 0
 
 
-def _result(options: argparse.Namespace, place: Path, rank: int) -> dict[str, Any]:
+def _result(options: argparse.Namespace, place: Path, rank: int = 0) -> dict[str, Any]:
     """Measure every way in this process. Collective over the slices."""
+    if options.platform:
+        jax.config.update("jax_platforms", options.platform)
+    if options.slices > 1:
+        _join(options, rank)
     device = jax.local_devices()[0]
     mesh = Mesh(np.array(jax.devices()).reshape(options.slices, 1), ("slice", "fsdp"))
     sharding = NamedSharding(mesh, PartitionSpec())
@@ -109,44 +102,25 @@ def _result(options: argparse.Namespace, place: Path, rank: int) -> dict[str, An
     }
 
 
-# Two slices.
-
-
-def _result_of_slices(
-    options: argparse.Namespace, words: Sequence[str], place: Path
-) -> dict[str, Any]:
-    """Run this program once a slice; return the result with the greater of each two figures."""
+def _result_of_slices(options: argparse.Namespace, place: Path) -> dict[str, Any]:
+    """Measure in a process for each slice; return the result with the greater of two figures."""
     with socket.create_server((_LOOPBACK, 0)) as server:
-        port = server.getsockname()[1]
-    command = [sys.executable, "-m", "benchmarks.training", *words]
-    environment = {**os.environ, _PORT: str(port), _PLACE: str(place)}
+        options.port = server.getsockname()[1]
     # Both processes may have to share the memory of one device.
-    environment.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.4")
-    processes = [
-        subprocess.Popen(command, env={**environment, _RANK: str(rank)})
-        for rank in range(options.slices)
-    ]
-    statuses = [process.wait() for process in processes]
-    if any(statuses):
-        raise SystemExit(f"the processes of the slices ended with {statuses}")
-    first, second = (json.loads(_path_of(place, rank).read_text()) for rank in (0, 1))
+    os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.4")
+    with ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as pool:
+        first, second = pool.map(partial(_result, options, place), (0, 1))
     slower = partial(jax.tree.map, max)
     ways = {way: slower(row, second["ways"][way]) for way, row in first["ways"].items()}
     return {**first, "ways": ways}
 
 
-def _path_of(place: Path, rank: int) -> Path:
-    return place / f"result-{rank}.json"
-
-
 def _join(options: argparse.Namespace, rank: int) -> None:
     """Start JAX as the process of one slice, with one device."""
-    if options.platform:
-        jax.config.update("jax_platforms", options.platform)
     jax.config.update("jax_num_cpu_devices", 1)
     devices = sum(1 for _ in Path("/dev").glob("nvidia[0-9]*"))
     jax.distributed.initialize(
-        f"{_LOOPBACK}:{os.environ[_PORT]}",
+        f"{_LOOPBACK}:{options.port}",
         options.slices,
         rank,
         local_device_ids=[rank % devices] if devices else None,
@@ -154,7 +128,7 @@ def _join(options: argparse.Namespace, rank: int) -> None:
     contenders.load("orbax-emergency").prepare()
 
 
-def _parse(words: Sequence[str]) -> argparse.Namespace:
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = program.new_parser("training", __doc__)
     parser.add_argument("--mib", type=positive, default=6144)
     parser.add_argument("--width", type=positive, default=8192)
@@ -165,7 +139,7 @@ def _parse(words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--ways", type=program.words, help="default: all")
     parser.add_argument("--platform", default="", help="of JAX; default: what it finds")
     parser.add_argument("--ramdisk", type=Path, default=Path("/dev/shm"), help="a tmpfs")
-    options = parser.parse_args(words)
+    options = parser.parse_args(arguments)
     if options.every < _STEPS_AFTER:
         parser.error(f"--every must be {_STEPS_AFTER} or more: the steps after a save count")
     options.ways = options.ways or list(WAYS[options.slices])

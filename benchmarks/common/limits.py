@@ -62,7 +62,7 @@ def measure(ramdisk: Path, storage: Path, size_bytes: int) -> dict[str, float]:
     rates |= _ramdisk_rates(source, ramdisk, threads)
     for kind, new_in in ((LOOPBACK, None), (INTO_NEW_FILE, ramdisk)):
         for count in _STREAMS:
-            send = partial(_send_over_loopback, source, count, new_in)
+            send = partial(send_over_loopback, source, count, new_in)
             rates[f"{kind}, {_several(count, 'stream')}"] = _rate(size_bytes, send)
     for count in _WRITERS:
         rates[plain_writers(count)] = _rate(
@@ -172,7 +172,7 @@ def read_file(path: str) -> None:
             left = left[count:]
 
 
-def _send_over_loopback(source: np.ndarray, streams: int, new_in: Path | None) -> None:
+def send_over_loopback(source: np.ndarray, streams: int, new_in: Path | None) -> None:
     """Send ``source`` once, into a new file in the directory ``new_in`` if it is given."""
     with (
         contextlib.ExitStack() as stack,

@@ -11,21 +11,24 @@ figures.
 """
 
 import argparse
-import json
+import dataclasses
+import multiprocessing
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks import ROOT
 from benchmarks.common import machine, program
 from benchmarks.common.program import positive
 from benchmarks.common.tables import markdown, middle_of, number
+from benchmarks.scale import cell, rounds
+from benchmarks.scale.job import Cell, Stored, build
 
 Row = Mapping[str, Any]
 
@@ -46,7 +49,7 @@ ROUND_SIZES = (4, 16, 64, 256, 1024, 10_000)
 MAX_ROUNDS_S = 2.0
 """Upper limit of the leader's CPU time in all rounds of a start and a restore, at the largest."""
 
-MEASURED = ("place_s", "inventories_s", "plan_s", "hand_out_s", "divergence_s", "leader_bytes")
+MEASURED = ("place_s", "inventories_s", "plan_s", "divergence_s", "leader_bytes")
 GROWTH = ("place_s", "inventories_s", "plan_s", "divergence_s", "save_bytes", "restore_bytes")
 MAX_EXPONENT = 1.15
 """Between 1,000 and 10,000 processes, N log N grows like N to the power of 1.125."""
@@ -95,49 +98,48 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def measure(slices: int, hosts: int, leaves: int, placement: str, rounds: int) -> list[Row]:
+def measure(slices: int, hosts: int, leaves: int, placement: str, repeats: int) -> list[Row]:
     """Return a row per loss: medians over the rounds, each with the leader in a fresh process."""
-    cell = {"slices": slices, "hosts": hosts, "leaves": leaves, "placement": placement}
     found: list[Row] = []
     with tempfile.TemporaryDirectory(prefix="eckpt-scale-") as directory:
-        _run("cell", "build", directory, json.dumps(cell | {"lost": "nothing"}))
+        nothing_lost = Cell(slices, hosts, leaves, placement, "nothing")
+        stored = build(Path(directory), nothing_lost)
         for lost in LOSSES:
-            order = json.dumps(cell | {"lost": lost})
+            job = dataclasses.replace(nothing_lost, lost=lost)
             found.append(
-                medians([json.loads(_run("cell", "lead", directory, order)) for _ in range(rounds)])
+                medians([_in_fresh_process(cell.lead, job, stored) for _ in range(repeats)])
             )
             print(f"{slices * hosts} processes, {placement}, {lost} lost: done", file=sys.stderr)
     return found
 
 
-def measure_rounds(hosts: int, leaves: int, rounds: int) -> Row:
+def measure_rounds(hosts: int, leaves: int, repeats: int) -> Row:
     """Return the rounds of a start and a restore of two slices, medians, and the load meanwhile."""
     slices, placement = SHAPES[0]
-    cell = {"slices": slices, "hosts": hosts, "leaves": leaves, "placement": placement}
-    order = json.dumps(cell | {"lost": "slice"})
+    job = Cell(slices, hosts, leaves, placement, "slice")
     found: list[Row] = []
     with tempfile.TemporaryDirectory(prefix="eckpt-scale-") as directory:
-        _run("cell", "build", directory, order)
-        for _ in range(rounds):
+        stored = build(Path(directory), job)
+        for _ in range(repeats):
             load = os.getloadavg()[0]
-            found.append(json.loads(_run("rounds", directory, order)) | {"load": load})
+            found.append(_in_fresh_process(rounds.measure, job, stored) | {"load": load})
     print(f"{slices * hosts} processes, start and restore: done", file=sys.stderr)
     return middle_of(found)
 
 
-def medians(rounds: Sequence[Row]) -> Row:
+def _in_fresh_process(work: Callable[[Cell, Stored], dict[str, Any]], *job: Any) -> dict[str, Any]:
+    """Run ``work`` in a process that has done nothing else, so that its memory can be measured."""
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(work, *job).result()
+
+
+def medians(repeats: Sequence[Row]) -> Row:
     """Return medians of rows that differ in measured values only; else ValueError."""
-    middle = {key: statistics.median(row[key] for row in rounds) for key in MEASURED}
-    counted = [{k: v for k, v in row.items() if k not in MEASURED} for row in rounds]
+    middle = {key: statistics.median(row[key] for row in repeats) for key in MEASURED}
+    counted = [{k: v for k, v in row.items() if k not in MEASURED} for row in repeats]
     if any(other != counted[0] for other in counted):
         raise ValueError(f"rounds of one cell count differently: {counted}")
     return counted[0] | middle
-
-
-def _run(module: str, *arguments: str) -> str:
-    command = [sys.executable, "-m", f"benchmarks.scale.{module}", *arguments]
-    run = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, cwd=ROOT)
-    return run.stdout
 
 
 _COLUMNS: dict[str, Callable[[Row], str]] = {
@@ -147,7 +149,6 @@ _COLUMNS: dict[str, Callable[[Row], str]] = {
     "place s": lambda row: f"{row['place_s']:.3g}",
     "inventories s": lambda row: f"{row['inventories_s']:.3g}",
     "plan s": lambda row: f"{row['plan_s']:.3g}",
-    "hand out s": lambda row: f"{row['hand_out_s']:.3g}",
     "divergence s": lambda row: f"{row['divergence_s']:.3g}",
     "leader MiB": lambda row: f"{row['leader_bytes'] / 2**20:.0f}",
     "save B/process": lambda row: str(row["save_bytes_per_process"]),
@@ -155,9 +156,6 @@ _COLUMNS: dict[str, Callable[[Row], str]] = {
     "restore B/process": lambda row: str(row["restore_bytes_per_process"]),
     "restore MB": lambda row: f"{row['restore_bytes'] / 1e6:.3g}",
     "manifests MB": lambda row: f"{row['manifest_bytes'] / 1e6:.3g}",
-    "busiest/mean": lambda row: (
-        "-" if row["busiest_to_mean"] is None else f"{row['busiest_to_mean']:.2f}"
-    ),
 }
 
 

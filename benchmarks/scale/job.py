@@ -13,9 +13,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
-
-import msgspec
+from typing import Any, Protocol
 
 from benchmarks.scale.model import RUN_ID, Shape, holder, manifests
 from emergency_ckpt.cluster.coordination import JaxCoordinator, namespace
@@ -55,25 +53,61 @@ class NotYet(Exception):
     """A process would wait for a key."""
 
 
-class Service:
-    """A coordination service, with what it counts.
+class Service(Protocol):
+    """A coordination service."""
 
-    ``is_speaking``: the others speak; a call that would wait then raises NotYet.
-    """
-
-    is_speaking = False
-
-    def client(self, process: int) -> Any:
-        """Return the client of a process, of the kind that ``JaxCoordinator`` uses."""
-        raise NotImplementedError
-
-    def calls(self) -> tuple[int, int]:
-        """Return the calls of the leader and those of the others so far."""
-        return 0, 0
+    def connection(self, process: int) -> Any:
+        """Return a client of the service as JAX has it, for one process."""
 
     def cpu_s(self) -> float:
         """Return the CPU time of the service so far."""
-        return 0.0
+
+
+class Client:
+    """The calls of JAX's client that ``JaxCoordinator`` uses, counted, by one process.
+
+    Attributes:
+      is_speaking: a call that would wait raises NotYet, and what was said before is not said again.
+      calls: number of calls so far.
+      moved_bytes: bytes of the names and values that were sent and received so far.
+    """
+
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection
+        self._said: dict[str, bytes] = {}
+        self.is_speaking = False
+        self.calls = self.moved_bytes = 0
+
+    def _count(self, *texts: str | bytes) -> None:
+        self.calls += 1
+        self.moved_bytes += sum(map(len, texts))
+
+    def key_value_set_bytes(self, key: str, value: bytes, allow_overwrite: bool = False) -> None:
+        if self._said.get(key) == value:
+            return  # said a second time, because the first was not waited for
+        self._said[key] = value
+        self._count(key, value)
+        self._connection.key_value_set_bytes(key, value, allow_overwrite)
+
+    def blocking_key_value_get_bytes(self, key: str, timeout_ms: int) -> bytes:
+        if self.is_speaking:
+            raise NotYet(key)
+        value = self._connection.blocking_key_value_get_bytes(key, timeout_ms)
+        self._count(key, value)
+        return value
+
+    def key_value_try_get_bytes(self, key: str) -> bytes:
+        self._count()  # who asks has come too early, which a job need not have
+        return self._connection.key_value_try_get_bytes(key)
+
+    def key_value_dir_get_bytes(self, prefix: str) -> list[tuple[str, bytes]]:
+        found = self._connection.key_value_dir_get_bytes(prefix)
+        self._count(prefix, *(part for pair in found for part in pair))
+        return found
+
+    def key_value_delete(self, prefix: str) -> None:
+        self._count(prefix)
+        self._connection.key_value_delete(prefix)
 
 
 @dataclasses.dataclass
@@ -102,30 +136,35 @@ class Processes:
         self._service = service
         self._at_once = at_once
         self.count = count
+        self.clients = [Client(service.connection(process)) for process in range(count)]
         self.coordinators = [self.coordinator(RUN_ID, process) for process in range(count)]
         self.parts: dict[str, Part] = {}
 
     def coordinator(self, run_id: str, process: int) -> JaxCoordinator:
-        client = self._service.client(process)
-        return JaxCoordinator(client, namespace(run_id, 0), process, self.count)
+        return JaxCoordinator(self.clients[process], namespace(run_id, 0), process, self.count)
 
     def hold(self, name: str, work: Callable[[int], object]) -> None:
         """Let all work: the others until they wait, the leader, and the others to the end."""
-        service, part = self._service, Part()
+        part, leader = Part(), self.clients[0]
         self.parts[name] = part
-        calls_before, service_cpu_s = sum(service.calls()), service.cpu_s()
-        service.is_speaking = True
+        calls_before, service_cpu_s = self._calls(), self._service.cpu_s()
+        for client in self.clients:
+            client.is_speaking = True
         self._others(lambda process: _until_it_waits(work, process))
-        service.is_speaking = False
-        leader_calls, _ = service.calls()
+        for client in self.clients:
+            client.is_speaking = False
+        leader_calls = leader.calls
         began_s, began_cpu_s = time.monotonic(), time.process_time()
         work(0)
         part.leader_cpu_s = time.process_time() - began_cpu_s
         part.leader_s = time.monotonic() - began_s
-        part.leader_calls = service.calls()[0] - leader_calls
+        part.leader_calls = leader.calls - leader_calls
         self._others(work)
-        part.service_cpu_s = service.cpu_s() - service_cpu_s
-        part.calls = sum(service.calls()) - calls_before
+        part.service_cpu_s = self._service.cpu_s() - service_cpu_s
+        part.calls = self._calls() - calls_before
+
+    def _calls(self) -> int:
+        return sum(client.calls for client in self.clients)
 
     def run_on_all(self, part: str, name: str) -> None:
         """Wait as the processes do after a step that must succeed on all of them."""
@@ -146,12 +185,26 @@ def _until_it_waits(work: Callable[[int], object], process: int) -> None:
         work(process)
 
 
+@dataclasses.dataclass(frozen=True)
+class Stored:
+    """The manifests of a job, in a file.
+
+    Attributes:
+      places: offset and size of each manifest, by its digest.
+      digests: the digest of each process's manifest.
+    """
+
+    path: Path
+    places: dict[str, tuple[int, int]]
+    digests: list[str]
+
+
 class Peers:
     """The leader's tier and its client. Every manifest comes from a peer."""
 
-    def __init__(self, directory: Path, places: dict[str, tuple[int, int]]) -> None:
-        self._file = (directory / "manifests").open("rb", buffering=0)
-        self._places = places
+    def __init__(self, stored: Stored) -> None:
+        self._file = stored.path.open("rb", buffering=0)
+        self._places = stored.places
         self.read_bytes = 0
 
     def contents(self, _digest: str) -> None:
@@ -205,26 +258,17 @@ def _resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
-def build(directory: Path, cell: Cell) -> None:
-    """Write the job's manifests and, for each process, the digest of the one it published."""
-    places: dict[str, tuple[int, int]] = {}
-    digests = [""] * cell.shape.process_count
-    with (directory / "manifests").open("wb") as file:
+def build(directory: Path, cell: Cell) -> Stored:
+    """Write the job's manifests into ``directory``."""
+    stored = Stored(directory / "manifests", {}, [""] * cell.shape.process_count)
+    with stored.path.open("wb") as file:
         for encoded, processes in manifests(cell.shape, parse_placement(cell.placement)):
             digest = contents_digest(encoded)
-            places[digest] = (file.tell(), len(encoded))
+            stored.places[digest] = (file.tell(), len(encoded))
             file.write(encoded)
             for process in processes:
-                digests[process] = digest
-    (directory / "places.json").write_bytes(msgspec.json.encode([places, digests]))
-
-
-def read_places(directory: Path) -> tuple[dict[str, tuple[int, int]], list[str]]:
-    """Return what ``build`` wrote: the place of each manifest by digest, and each one's digest."""
-    return msgspec.json.decode(
-        (directory / "places.json").read_bytes(),
-        type=tuple[dict[str, tuple[int, int]], list[str]],
-    )
+                stored.digests[process] = digest
+    return stored
 
 
 def restore(processes: Processes, cell: Cell, digests: list[str], peers: Peers) -> TimedLeader:

@@ -69,7 +69,7 @@ def test_rounds_of_a_job_are_the_median_of_each_figure() -> None:
 
 
 def test_rounds_of_a_small_job_run_over_a_real_service() -> None:
-    job = scale.measure_rounds(10, leaves=6, rounds=1)
+    job = scale.measure_rounds(10, leaves=6, repeats=1)
     assert job["processes"] == 20
     parts = job["parts"]
     assert list(parts) == [*START, *RESTORE]
@@ -87,7 +87,7 @@ def test_bytes_of_a_vote_stay_within_their_limit() -> None:
     limit_bytes, *_ = scale.TARGETS["save_bytes_per_process"]
     found = cell.vote_bytes(["5e" * 32] * 1000)
     digits_of_10_000 = 3  # one in each of three keys
-    assert 100 < max(found[process] for process in range(1, 1000)) <= limit_bytes - digits_of_10_000
+    assert 100 < max(found[1:]) <= limit_bytes - digits_of_10_000
 
 
 @pytest.mark.slow
@@ -104,8 +104,6 @@ def test_small_jobs_stay_within_their_bytes_per_process(
         assert 100 < row["save_bytes_per_process"] <= 256
         assert 500 < row["restore_bytes_per_process"] <= 65_536
         assert row["restore_bytes"] > row["processes"] * 500
-        fetches = row["lost"] != "nothing" or row["placement"] == "striped(2)"
-        assert (row["busiest_to_mean"] is not None) == fetches
     assert "met: a process's bytes through the service per save" in out
     assert "| 2 x 5 " in out
     assert "met: rounds of a start and a restore, 4 processes" in out
