@@ -126,10 +126,8 @@ def _write_files(source: np.ndarray, directory: Path, writers: int) -> None:
     """Write ``source`` once, each writer its part into a new file, and sync it to the disk."""
 
     def write(path: Path, part: np.ndarray) -> None:
-        with path.open("wb", buffering=0) as file:
-            left = memoryview(part)
-            while left:
-                left = left[file.write(left) :]
+        with path.open("wb") as file:
+            part.tofile(file)
             os.fsync(file.fileno())
 
     with (
@@ -157,19 +155,11 @@ def _reader_rates(source: np.ndarray, storage: Path) -> dict[str, float]:
 
 
 def _read_together(pool: ProcessPoolExecutor, paths: list[str]) -> None:
-    for _ in pool.map(read_file, paths):
-        pass
+    list(pool.map(_bytes_read, paths))
 
 
-def read_file(path: str) -> None:
-    """Read a file into new memory."""
-    with open(path, "rb", buffering=0) as file:
-        left = memoryview(np.empty(Path(path).stat().st_size, np.uint8))
-        while left:
-            count = file.readinto(left)
-            if not count:
-                raise OSError(f"{path} ended with {left.nbytes} bytes to come")
-            left = left[count:]
+def _bytes_read(path: str) -> int:
+    return np.fromfile(path, np.uint8).nbytes
 
 
 def send_over_loopback(source: np.ndarray, streams: int, new_in: Path | None) -> None:

@@ -6,7 +6,6 @@ import resource
 import socket
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -70,11 +69,9 @@ def _save_life(
 
 
 def _save_to_ram(session: contenders.Session, orders: Orders, state: PyTree) -> dict[str, Any]:
-    """Do one warm-up save, the timed saves, as many saves of a state that is being computed, and
-    a save whose state is donated while it runs.
+    """Do one warm-up save, the timed saves, and as many saves of a state that is being computed.
 
-    The timed saves do not share the cores with training, as on an accelerator's host. The last
-    save shares them with a training step; the next lives must find it intact.
+    The timed saves do not share the cores with training, as on an accelerator's host.
     """
     saves, computed, step = [], [], 0
     for _ in range(1 + orders.shape.timed_saves):
@@ -85,18 +82,12 @@ def _save_to_ram(session: contenders.Session, orders: Orders, state: PyTree) -> 
             state = model.train_step(state)
         step += STEPS_AHEAD
         computed.append(_timed_save(session, step, state))
-    state, step = _train(state, step)
-    expected = model.digests(state)
-    donated = _timed_save(
-        session, step, state, lambda: jax.block_until_ready(model.train_step(state))
-    )
     return {
         "warm_up": saves[0],
         "saves": saves[1:],
         "computed": computed,
-        "donated": donated,
         "step": step,
-        "digests": expected,
+        "digests": model.digests(state),
     }
 
 
@@ -117,19 +108,12 @@ def _train(state: PyTree, step: int) -> tuple[PyTree, int]:
     return state, step + 1
 
 
-def _timed_save(
-    session: contenders.Session,
-    step: int,
-    state: PyTree,
-    meanwhile: Callable[[], object] = lambda: None,
-) -> dict[str, Any]:
-    """Time a save. ``meanwhile``: the work of this process until it waits for the end."""
+def _timed_save(session: contenders.Session, step: int, state: PyTree) -> dict[str, Any]:
     before = traffic.counters()
     cpu_s = time.process_time()
     start = time.monotonic()
     session.save(step, state)
     returned = time.monotonic()
-    meanwhile()
     session.wait()
     published = time.monotonic()
     cpu_s = time.process_time() - cpu_s
@@ -152,7 +136,6 @@ def _restore(
 ) -> dict[str, Any]:
     """Time a restore, from building the checkpointer to values on devices; check each shard."""
     expected = json.loads(orders.expected_path.read_text())
-    read_all = model.reader(site.abstract_state)
     # Also sets up JAX's own collectives, which are part of its start and not of a restore.
     multihost_utils.sync_global_devices("before restore")
     before = traffic.counters()
@@ -165,9 +148,6 @@ def _restore(
         return {"refused": str(refusal)}
     restored = time.monotonic()
     after = traffic.counters()
-    # Restored values may lie in memory that nobody has touched yet.
-    jax.block_until_ready(read_all(state))
-    read = time.monotonic()
     found = model.digests(state)
     wrong = {k: d for k, d in found.items() if expected["digests"].get(k) != d}
     if wrong:
@@ -177,7 +157,6 @@ def _restore(
     return {
         "start_s": start,
         "restored_s": restored,
-        "read_s": read,
         "traffic_before": before,
         "traffic_after": after,
         "verified_shards": sorted(found),

@@ -172,7 +172,6 @@ def _document(
                     name: {"summary": summary, "rounds": measured.rounds[shape.name, name]}
                     for name, summary in summaries.items()
                 },
-                "ratios_to_ours": report.ratios(summaries, BASE),
             }
             for shape, summaries in jobs
         ],

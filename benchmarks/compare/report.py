@@ -51,8 +51,8 @@ def _last_stored(result: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
     return _tier(result, STORAGE)["saves"][-1:]
 
 
-def _one(key: str) -> Pick:
-    return lambda result: [_tier(result, RAM)[key]]
+def _warm_up(result: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+    return [_tier(result, RAM)["warm_up"]]
 
 
 def _tier(result: Mapping[str, Any], tier: str) -> Mapping[str, Any]:
@@ -102,10 +102,10 @@ def _over_loopback(events: Sequence[Mapping[str, Any]]) -> float:
     return max(e["traffic_after"][LOOPBACK][RECEIVED] for e in events) - first
 
 
-def restore_s(round_: Round, scenario: str = SLICE_LOST, end: str = "restored_s") -> float:
+def restore_s(round_: Round, scenario: str = SLICE_LOST) -> float:
     """Return the time from the first process's building to values on the last one's devices."""
     results = _restored(round_, scenario)
-    return max(r[end] for r in results) - min(r["start_s"] for r in results)
+    return max(r["restored_s"] for r in results) - min(r["start_s"] for r in results)
 
 
 def _restored(round_: Round, scenario: str) -> Sequence[Mapping[str, Any]]:
@@ -130,11 +130,11 @@ def _peak_rss_restoring(round_: Round) -> float:
 
 
 def _first_published_s(round_: Round) -> float:
-    return published_s(round_, _one("warm_up"))[0]
+    return published_s(round_, _warm_up)[0]
 
 
-def _restore(key: str, title: str, scenario: str, end: str = "restored_s") -> Measure:
-    return Measure(key, title, "s", lambda r: restore_s(r, scenario, end), scenario)
+def _restore(key: str, title: str, scenario: str) -> Measure:
+    return Measure(key, title, "s", lambda r: restore_s(r, scenario), scenario)
 
 
 def _received(key: str, title: str, scenario: str) -> Measure:
@@ -154,15 +154,12 @@ MEASURES = (
     Measure("published_first", "until published, first save", "s", _first_published_s),
     Measure("first_over_later", "first save over later ones", "x",
             lambda r: _first_published_s(r) / median(published_s(r))),
-    Measure("published_training", "save, a donating step, wait, total", "s",
-            lambda r: published_s(r, _one("donated"))[0]),
     Measure("save_cpu", "CPU time of a save per GiB of state", "s",
             lambda r: median(cpu_s_per_gib(r))),
     Measure("save_received", "between processes, one save", "MiB",
             lambda r: median(map(_over_loopback, _events(r, _timed)))),
     _restore("restore_nothing_lost", "restore, nothing lost", NOTHING_LOST),
     _restore("restore_lost_slice", "restore, one slice lost", SLICE_LOST),
-    _restore("restore_and_read", "restore and read once, one slice lost", SLICE_LOST, "read_s"),
     _restore("restore_lost_halves", "restore, half-lost slices", HALVES_LOST),
     _received("received_nothing_lost", "between processes, nothing lost", NOTHING_LOST),
     _received("received_lost_slice", "between processes, one slice lost", SLICE_LOST),
@@ -206,22 +203,6 @@ def _summary(measure: Measure, rounds: Sequence[Round]) -> dict[str, Any]:
     return {"median": None, "min": None, "max": None, "rounds": [], "why": why}
 
 
-def ratios(
-    summaries: Mapping[str, Mapping[str, Any]], base: str
-) -> dict[str, dict[str, float | None]]:
-    """Return each other median as a multiple of ``base``'s; None when one is missing or 0."""
-    return {
-        name: {
-            key: value["median"] / summaries[base][key]["median"]
-            if summaries[base][key]["median"] and value["median"] is not None
-            else None
-            for key, value in summary.items()
-        }
-        for name, summary in summaries.items()
-        if name != base and base in summaries
-    }
-
-
 def table(summaries: Mapping[str, Mapping[str, Any]], base: str) -> str:
     """Return Markdown: a row per measure with medians, their range, and ratios to ``base``.
 
@@ -229,7 +210,7 @@ def table(summaries: Mapping[str, Mapping[str, Any]], base: str) -> str:
     marks a tier that a contender lacks or a loss that a job lacks. Rows without any value are left
     out.
     """
-    compared = ratios(summaries, base)
+    compared = [name for name in summaries if name != base and base in summaries]
     header = ["median (least to most)", *summaries, *(f"{name} / {base}" for name in compared)]
     rows, refusals = [], []
     for measure in MEASURES:
@@ -242,7 +223,7 @@ def table(summaries: Mapping[str, Mapping[str, Any]], base: str) -> str:
             [
                 f"{measure.title}, {measure.unit}",
                 *(_cell(summary, _UNITS[measure.unit]) for summary in found.values()),
-                *(_times(ratio[measure.key]) for ratio in compared.values()),
+                *(_times(found[name]["median"], found[base]["median"]) for name in compared),
             ]
         )
     return "\n".join([markdown([header, *rows]), *([""] if refusals else []), *refusals])
@@ -274,5 +255,5 @@ def _range(spread: Mapping[str, float], per_unit: float) -> str:
     return middle if least == most else f"{middle} ({least} to {most})"
 
 
-def _times(ratio: float | None) -> str:
-    return "-" if ratio is None else f"{number(ratio)}x"
+def _times(value: float | None, base: float | None) -> str:
+    return f"{number(value / base)}x" if base and value is not None else "-"

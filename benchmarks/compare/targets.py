@@ -41,29 +41,28 @@ class _Job:
         return self.shape.leaves >= MANY_LEAVES
 
     def median(self, contender: str, key: str) -> float | None:
-        if contender not in self.summaries:
-            return None
-        return self.summaries[contender][key]["median"]
+        return self.summaries.get(contender, {}).get(key, {}).get("median")
 
     def at_most(self, title: str, value: float | None, most: float) -> Target:
         is_reached = None if value is None else value <= most
         return self._target(title, f"at most {number(most)}", value, "", is_reached)
 
+    def at_least(self, title: str, value: float | None, least: float, unit: str = "") -> Target:
+        is_reached = None if value is None else value >= least
+        return self._target(title, f"at least {number(least)}{unit}", value, unit, is_reached)
+
     def faster(self, key: str, other: str, times: float) -> Target:
         """Compare a time with the same time of another contender."""
         ours, theirs = self.median(OURS, key), self.median(other, key)
         ratio = theirs / ours if ours and theirs is not None else None
-        title = f"{key.replace('_', ' ')}, {other} over {OURS}"
-        is_reached = None if ratio is None else ratio >= times
-        return self._target(title, f"at least {number(times)}x", ratio, "x", is_reached)
+        return self.at_least(f"{key.replace('_', ' ')}, {other} over {OURS}", ratio, times, "x")
 
     def share_of_limit(self, title: str, moved_bytes: int, key: str, limit: str) -> Target:
         """Compare the rate of moving bytes with a limit of the machine."""
         seconds, share = self.median(OURS, key), None
         if seconds:
             share = moved_bytes / seconds / 1e9 / limits.best(self.limit_rates, limit)
-        is_reached = None if share is None else share >= _LEAST_SHARE
-        return self._target(title, f"at least {_LEAST_SHARE:g}", share, "", is_reached)
+        return self.at_least(title, share, _LEAST_SHARE)
 
     def _target(
         self, title: str, wanted: str, value: float | None, unit: str, is_reached: bool | None

@@ -28,7 +28,6 @@ def _computed(start_s: float, returned_s: float, ready_s: float | None) -> dict[
 def _restore(start_s: float, restored_s: float, peak_rss_bytes: int) -> dict[str, Any]:
     return _save(start_s, start_s, start_s, received=7 * 2**20) | {
         "restored_s": restored_s,
-        "read_s": restored_s + 0.5,
         "peak_rss_bytes": peak_rss_bytes,
     }
 
@@ -43,7 +42,6 @@ def _round(*, scale: float = 1.0) -> dict[str, Any]:
             _save(30.0, 30.0 + 0.1 * scale, 30.0 + 3.0 * scale, received=2 * 2**20),
         ],
         "computed": [_computed(35.0, 35.0 + 2.0 * scale, 1.9 * scale)],
-        "donated": _save(40.0, 41.0, 40.0 + 4.0 * scale),
         "ramdisk_bytes": 0,
         "peak_rss_bytes": 100 * 2**20,
     }
@@ -55,7 +53,6 @@ def _round(*, scale: float = 1.0) -> dict[str, Any]:
             _save(30.0, 30.0 + 0.3 * scale, 30.0 + 0.6 * scale),
         ],
         "computed": [_computed(35.0, 35.0 + 2.5 * scale, 1.8 * scale)],
-        "donated": _save(40.0, 41.0, 40.0 + 5.0 * scale),
         "ramdisk_bytes": 2**20,
         "peak_rss_bytes": 200 * 2**20,
     }
@@ -106,7 +103,6 @@ def test_missing_figure_is_a_dash_and_a_refusal_has_its_reason() -> None:
         "plain": report.summarize([_stored_round(4.0)]),
     }
     assert summaries["plain"]["stall"]["median"] is None
-    assert report.ratios(summaries, "ours")["plain"]["stall"] is None
     table, refusals = report.table(summaries, "ours").split("\n\n")
     cells = {row[0]: row[1:] for row in rows_of(table)}
     assert cells["stall: in save, arrays ready, ms"] == ["300", "-", "-"]
