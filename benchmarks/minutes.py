@@ -61,7 +61,7 @@ def main(arguments: list[str] | None = None) -> int:
     options.out = options.out.resolve()  # storage is there, and is named by its whole path
     options.out.mkdir(parents=True, exist_ok=True)
     about = machine.facts()
-    faults = failures(options.seed, options.steps, options.slices)
+    faults = failures(options.seed, options.steps)
     undisturbed = _run(options, phases.NOBODY, options.steps, _MEASURED_EVERY, ())
     step_s = undisturbed.seconds / options.steps
     outcomes = [undisturbed]
@@ -83,11 +83,11 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def failures(seed: int, steps: int, slices: int) -> list[Fault]:
-    """Return the failures of a job of ``steps`` and of one process a slice. Pure."""
+def failures(seed: int, steps: int) -> list[Fault]:
+    """Return the failures of a job of ``steps``, whose slices have one process each. Pure."""
     chance, found, step = random.Random(seed), list[Fault](), 0
     while (step := step + chance.randint(NEAREST, FARTHEST)) < steps:
-        where = chance.randrange(slices)
+        where = chance.randrange(phases.SLICES)
         kind = chance.choice(KINDS).format(process=where, slice=where)
         found.append(parse_fault(f"step={step} {kind} exact"))
     return found
@@ -109,7 +109,7 @@ def _run(
     job += ["--every", str(every), "--stored-every", str(stored_every)]
     marks = launched.run(
         job,
-        layout=(options.slices, 1),
+        hosts_per_slice=1,
         faults=faults,
         ramdisk=options.ramdisk,
         storage=options.out,
@@ -136,7 +136,6 @@ def _parser() -> argparse.ArgumentParser:
     parser = program.new_parser("minutes", __doc__, job_timeout_s=3600.0)
     parser.add_argument("--steps", type=positive, default=2000)
     parser.add_argument("--measured-steps", type=positive, default=300, help="for the cost")
-    parser.add_argument("--slices", type=positive, default=2)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--contenders", type=some_of(CONTENDERS), default=list(CONTENDERS))
     return parser
@@ -163,7 +162,7 @@ def _text(
     }.items():
         rows.append([title, "-", *cells])
     head = (
-        f"{options.steps} steps, {len(faults)} failures (seed {options.seed}), {options.slices}"
+        f"{options.steps} steps, {len(faults)} failures (seed {options.seed}), {phases.SLICES}"
         f" slices of one process; {machine.text(about)}, CPU devices;"
         f" load average {about['load_average_at_start']:.1f} at the start"
     )

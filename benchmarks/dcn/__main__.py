@@ -12,6 +12,7 @@ benchmarks/README.md explains the measurements.
 
 import argparse
 import dataclasses
+import statistics
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -22,13 +23,38 @@ from benchmarks.common import machine, program
 from benchmarks.common.job import SLICE_LOST, Shape, parse_job
 from benchmarks.common.lives import Place, RoundFailed, require_room, run_round
 from benchmarks.common.program import above_0, positive, positives, some_of
-from benchmarks.dcn import links, report
+from benchmarks.common.tables import markdown, number
+from benchmarks.common.traffic import RECEIVED, SENT, over_links
+from benchmarks.compare.report import restore_s
+from benchmarks.dcn import links
 from benchmarks.dcn.enter import host_name
 
 NOT_POSSIBLE = 77
 _ENTER = Path(__file__).with_name("enter.py")
 _CONTENDERS = ("ours", "orbax-emergency", "orbax-p2p")
 _QUICK = {"slices": "2,4", "mib": "16", "rounds": "1"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One contender with one number of slices; medians over the rounds.
+
+    Attributes:
+      restore_s: from the first process's start to the last one's end; None if it refused.
+      refused: the contender's reason.
+      received_by_lost_bytes: bytes to the host that lost its ramdisk.
+      received_by_others_bytes, sent_bytes: maximum over any one link of the other hosts.
+      in_all_bytes: received bytes over all links.
+    """
+
+    contender: str
+    slices: int
+    restore_s: float | None
+    refused: str | None = None
+    received_by_lost_bytes: float = 0.0
+    received_by_others_bytes: float = 0.0
+    sent_bytes: float = 0.0
+    in_all_bytes: float = 0.0
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -79,16 +105,14 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _measure(
-    options: argparse.Namespace, shapes: Sequence[Shape]
-) -> tuple[list[report.Row], float]:
+def _measure(options: argparse.Namespace, shapes: Sequence[Shape]) -> tuple[list[Row], float]:
     """Return a row for each contender and number of slices, and the delay of the links."""
     rounds: dict[tuple[str, int], list[Mapping[str, Any]]] = {}
     delay_ms = 0.0
-    for number in range(options.rounds):
+    for turn in range(options.rounds):
         for shape in shapes:
-            for name in program.in_turn(options.contenders, number):
-                print(f"round {number + 1}: {shape.slices} slices, {name}", file=sys.stderr)
+            for name in program.in_turn(options.contenders, turn):
+                print(f"round {turn + 1}: {shape.slices} slices, {name}", file=sys.stderr)
                 # New links for each, so that no queue or connection is left of the one before.
                 with links.linked_hosts(
                     shape.slices, options.mbit, options.delay_ms, options.slowest
@@ -97,7 +121,7 @@ def _measure(
                 delay_ms = hosts.delay_ms
                 rounds.setdefault((name, shape.slices), []).append(measured)
     rows = [
-        report.row(name, shape, rounds[name, shape.slices])
+        row_of(name, shape, rounds[name, shape.slices])
         for name in options.contenders
         for shape in shapes
     ]
@@ -108,8 +132,8 @@ def _round_over(
     hosts: links.Links, name: str, shape: Shape, options: argparse.Namespace
 ) -> dict[str, Any]:
     with tempfile.NamedTemporaryFile("w", prefix="eckpt-hosts-") as hosts_file:
-        for number, address in enumerate(hosts.addresses):
-            print(address, host_name(number), file=hosts_file)
+        for host, address in enumerate(hosts.addresses):
+            print(address, host_name(host), file=hosts_file)
         print("127.0.0.1 localhost", file=hosts_file, flush=True)
         place = Place(
             ramdisks=options.ramdisk,
@@ -125,20 +149,76 @@ def _round_over(
 
 
 def _text(
-    options: argparse.Namespace, about: dict[str, Any], rows: Sequence[report.Row], delay_ms: float
+    options: argparse.Namespace, about: dict[str, Any], rows: Sequence[Row], delay_ms: float
 ) -> str:
     lines = [
         f"{options.mib} MiB of state, one host a slice, links of {options.mbit:g} Mbit/s and"
         f" {delay_ms:g} ms each way, {options.rounds} rounds;"
         f" {machine.text(about)}",
         "",
-        report.table(rows, options.mib * 2**20 / (options.mbit * 1e6 / 8)),
+        table(rows, options.mib * 2**20 / (options.mbit * 1e6 / 8)),
     ]
     if options.slowest != 1:
         lines += ["", f"The last host's link has {options.slowest:g} of the rate."]
     if delay_ms == 0:
         lines += ["", "This kernel has no netem: the links have their rate, but no delay."]
     return "\n".join(lines)
+
+
+def row_of(contender: str, shape: Shape, rounds: Sequence[Mapping[str, Any]]) -> Row:
+    """Return the row of rounds with one host per slice, the first of which lost its ramdisk."""
+    outcomes = [round_["restores"][SLICE_LOST] for round_ in rounds]
+    for outcome in outcomes:
+        if "refused" in outcome:
+            return Row(contender, shape.slices, None, outcome["refused"])
+    received = [_crossed(outcome, RECEIVED) for outcome in outcomes]
+    sent = [_crossed(outcome, SENT) for outcome in outcomes]
+    return Row(
+        contender,
+        shape.slices,
+        statistics.median(restore_s(round_) for round_ in rounds),
+        None,
+        statistics.median(links[0] for links in received),
+        statistics.median(max(links[1:]) for links in received),
+        statistics.median(max(links[1:]) for links in sent),
+        statistics.median(map(sum, received)),
+    )
+
+
+def _crossed(outcome: Mapping[str, Any], direction: int) -> list[int]:
+    """Return the bytes over each host's link during the restore."""
+    return [
+        over_links(result["traffic_before"], result["traffic_after"], direction)
+        for result in outcome["processes"]
+    ]
+
+
+def table(rows: Sequence[Row], state_s: float) -> str:
+    """Return Markdown. ``state_s``: time for the state of a slice over one link at full rate.
+
+    Growth is relative to the same contender's first row; 1x means no growth.
+    """
+    header = [
+        "one slice lost", "slices", "restore, s", "growth", "over the limit", "lost host got, MiB",
+        "most another got, MiB", "most another sent, MiB", "all links, MiB",
+    ]  # fmt: skip
+    first = {}
+    lines = []
+    for r in rows:
+        if r.restore_s is None:
+            lines.append([r.contender, str(r.slices), "cannot", *["-"] * (len(header) - 3)])
+            continue
+        base_s = first.setdefault(r.contender, r.restore_s)
+        sizes = (r.received_by_lost_bytes, r.received_by_others_bytes, r.sent_bytes, r.in_all_bytes)
+        lines.append(
+            [
+                *(r.contender, str(r.slices), number(r.restore_s)),
+                *(f"{number(r.restore_s / base_s)}x", f"{number(r.restore_s / state_s)}x"),
+                *(number(size / 2**20) for size in sizes),
+            ]
+        )
+    refusals = [f"{r.contender} cannot, {r.slices} slices: {r.refused}" for r in rows if r.refused]
+    return "\n".join([markdown([header, *lines]), *refusals])
 
 
 if __name__ == "__main__":

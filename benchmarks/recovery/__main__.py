@@ -54,7 +54,7 @@ def main(arguments: list[str] | None = None) -> int:
         if options.engine == "slurm":
             from benchmarks.recovery.slurm import Slurm  # noqa: PLC0415 - it needs the tests' cluster
 
-            cluster = stack.enter_context(contextlib.closing(Slurm(options)))
+            cluster = stack.enter_context(contextlib.closing(Slurm(options.timeout_s)))
         for number in range(options.rounds):
             for variant in program.in_turn(variants, number):
                 print(f"round {number + 1} of {options.rounds}: {variant.name}", file=sys.stderr)
@@ -81,21 +81,21 @@ def _variants(parser: argparse.ArgumentParser, options: argparse.Namespace) -> l
     worker = ["--wait", "--contender"]
     if options.processes is None:
         return [
-            _Variant(f"{name}, {cache}", [*worker, name], cache, options.hosts_per_slice)
+            _Variant(f"{name}, {cache}", [*worker, name], cache, phases.HOSTS_PER_SLICE)
             for cache in options.caches
             for name in options.contenders
         ]
     if options.engine != "launch":
         parser.error("--processes needs --engine launch: the cluster has five nodes")
-    if odd := [count for count in options.processes if count % options.slices]:
-        parser.error(f"{odd[0]} processes do not divide into {options.slices} slices")
+    if odd := [count for count in options.processes if count % phases.SLICES]:
+        parser.error(f"{odd[0]} processes do not divide into {phases.SLICES} slices")
     wanted_bytes = max(options.processes) * _PROCESS_BYTES
     if machine.available_memory_bytes() < wanted_bytes:
         taken = f"{max(options.processes)} processes take about {wanted_bytes >> 20} MiB"
         parser.error(f"{taken}: more than this machine has left")
     worker += ["ours", "--small"]
     return [
-        _Variant(f"{count} processes", worker, "with cache", count // options.slices)
+        _Variant(f"{count} processes", worker, "with cache", count // phases.SLICES)
         for count in options.processes
     ]
 
@@ -106,7 +106,7 @@ def _run(options: argparse.Namespace, variant: _Variant, cluster: Any) -> list[p
         return cluster.run(variant.worker, _CACHE[variant.cache])
     return launched.run(
         variant.worker,
-        layout=(options.slices, variant.hosts_per_slice),
+        hosts_per_slice=variant.hosts_per_slice,
         faults=[parse_fault(f"step={phases.FAULT_STEP} kill=slice:0 lose-ram exact")],
         ramdisk=options.ramdisk,
         storage=options.ramdisk,
@@ -118,8 +118,6 @@ def _run(options: argparse.Namespace, variant: _Variant, cluster: Any) -> list[p
 def _parser() -> argparse.ArgumentParser:
     parser = program.new_parser("recovery", __doc__, job_timeout_s=300.0)
     parser.add_argument("--engine", choices=("launch", "slurm"), default="launch")
-    parser.add_argument("--slices", type=positive, default=2)
-    parser.add_argument("--hosts-per-slice", type=positive, default=2)
     parser.add_argument(
         "--processes",
         type=positives,
@@ -137,10 +135,10 @@ def _text(
     medians: Mapping[str, phases.Recovery],
     loads: list[float],
 ) -> str:
-    hosts = f"{options.hosts_per_slice} hosts" if options.processes is None else "one-process hosts"
+    hosts = "one-process hosts" if options.processes else f"{phases.HOSTS_PER_SLICE} hosts"
     return "\n".join(
         [
-            f"{options.engine}: {options.slices} slices of {hosts}, {options.rounds} rounds;"
+            f"{options.engine}: {phases.SLICES} slices of {hosts}, {options.rounds} rounds;"
             f" {machine.text(about)}",
             "",
             _table(medians, has_cpu=options.processes is not None),

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from benchmarks import ROOT
-from benchmarks.recovery.phases import Mark, read_marks
+from benchmarks.recovery.phases import SLICES, Mark, read_marks
 from emergency_ckpt.tools.launch.job import JobSpec
 from examples.faults.faults import Fault
 from examples.faults.injection import FaultySupervisor
@@ -15,7 +15,7 @@ from examples.faults.injection import FaultySupervisor
 def run(
     worker: Sequence[str],
     *,
-    layout: tuple[int, int],
+    hosts_per_slice: int,
     faults: Sequence[Fault],
     ramdisk: Path,
     storage: Path,
@@ -26,7 +26,6 @@ def run(
 
     Args:
       worker: the worker's arguments, without its places.
-      layout: number of slices, and of hosts of each.
       faults: after each of them the job starts again.
       ramdisk, storage: in which the hosts' ramdisks and the persistent directory are made and
         removed.
@@ -43,8 +42,8 @@ def run(
         places = ["--marks-dir", str(marks_dir), "--dir", stored]
         spec = JobSpec(
             command=(sys.executable, "-m", "benchmarks.recovery.worker", *worker, *places),
-            slices=layout[0],
-            hosts_per_slice=layout[1],
+            slices=SLICES,
+            hosts_per_slice=hosts_per_slice,
             devices_per_host=1,
             local_root=Path(work, "ram"),
             log_dir=Path(work, "logs"),

@@ -12,6 +12,8 @@ from typing import NamedTuple
 from benchmarks.common import tables
 
 FAULT_STEP, RESTORE_STEP, LAST_STEP, SAVE_EVERY = 13, 10, 15, 5
+SLICES, HOSTS_PER_SLICE = 2, 2
+"""The shape of a job, unless it is one of many processes."""
 NOBODY = "nobody"
 """Name of the contender that saves nothing."""
 # In order. Each of our processes leaves these marks, the last one after its last step.

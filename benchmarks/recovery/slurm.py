@@ -3,7 +3,6 @@
 Run it where those are: ``python tests/deploy/slurm/enter.py python -m benchmarks.recovery``.
 """
 
-import argparse
 import contextlib
 import importlib
 import os
@@ -28,18 +27,15 @@ _of_tests = importlib.import_module("slurm_cluster")
 WORKER = ROOT / "benchmarks" / "recovery" / "worker.py"
 _TEMPLATE = ROOT / "deploy" / "slurm" / "train.sbatch"
 _POLL_S = 0.005
-_HOSTS_PER_SLICE = 2
-_SLICES = 2
+_NODES = phases.SLICES * phases.HOSTS_PER_SLICE
 
 
 class Slurm:
     """Runs jobs of two slices of two nodes, with a spare node, on a cluster of its own."""
 
-    def __init__(self, options: argparse.Namespace) -> None:
-        """Start the cluster. RuntimeError for another job than this cluster can run."""
-        if (options.slices, options.hosts_per_slice) != (_SLICES, _HOSTS_PER_SLICE):
-            raise RuntimeError("under Slurm the job has two slices of two hosts")
-        self._timeout_s = options.timeout_s
+    def __init__(self, timeout_s: float) -> None:
+        """Start the cluster. ``timeout_s``: for each event of a job."""
+        self._timeout_s = timeout_s
         self._root = Path(tempfile.mkdtemp(prefix="eckpt-recovery-"))
         self._cluster = _of_tests.SlurmCluster(self._root / "cluster")
         self._jobs = 0
@@ -49,7 +45,7 @@ class Slurm:
         self._jobs += 1
         folder = self._root / f"job{self._jobs}"
         (folder / "marks").mkdir(parents=True)
-        program = [sys.executable, str(WORKER), *worker, f"--slices={_SLICES}"]
+        program = [sys.executable, str(WORKER), *worker]
         program += ["--marks-dir", str(folder / "marks"), "--hold"]
         self._write_batch_script(folder, program)
         environ = {
@@ -78,10 +74,9 @@ class Slurm:
         shutil.rmtree(self._root)
 
     def _write_batch_script(self, folder: Path, program: Sequence[str]) -> None:
-        nodes = _SLICES * _HOSTS_PER_SLICE
         changes = {
-            "1": f"#SBATCH --nodes={nodes}-{nodes + 1}",
-            "3": f"nodes={nodes}",
+            "1": f"#SBATCH --nodes={_NODES}-{_NODES + 1}",
+            "3": f"nodes={_NODES}",
             "5": f"train=({shlex.join(program)})",
         }
         text = _TEMPLATE.read_text()
@@ -97,9 +92,9 @@ class Slurm:
         def held() -> int:
             return sum(f'"{phases.HELD}"' in path.read_text() for path in marks.iterdir())
 
-        self._wait(log, lambda: held() == _SLICES * _HOSTS_PER_SLICE)
+        self._wait(log, lambda: held() == _NODES)
         fault_s = time.time()
-        for node in _of_tests.NODES[:_HOSTS_PER_SLICE]:
+        for node in _of_tests.NODES[: phases.HOSTS_PER_SLICE]:
             for pid in self._cluster.pids_on(node, WORKER.name):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)

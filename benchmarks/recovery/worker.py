@@ -4,9 +4,8 @@ import argparse
 import os
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -38,7 +37,7 @@ def main() -> None:
     marks.add(phases.JOINED)
     if contender is not None:
         contender.prepare()
-    config, mesh = _SMALL if options.small else model.ModelConfig(), model.make_mesh(here.slices)
+    config, mesh = _SMALL if options.small else model.ModelConfig(), model.make_mesh(phases.SLICES)
     stored = _abstract_stored(config, mesh)
     marks.add(phases.DESCRIBED)
     session = None
@@ -67,7 +66,7 @@ def main() -> None:
     marks.add(phases.RESTORED, done, getattr(session, "spent_s", {}))
     saving_s = 0.0
     for step in range(done + 1, options.steps + 1):
-        state, loss = train_step(state, _batch(config, mesh, here.devices_per_host, step))
+        state, loss = train_step(state, _batch(config, mesh, step))
         jax.block_until_ready(loss)
         if step == done + 1:
             marks.add(phases.STEPPED)
@@ -105,26 +104,17 @@ def _to_keep(state: Any) -> Any:
     return {**state, "key": jax.random.key_data(state["key"])}
 
 
-def _batch(config: model.ModelConfig, mesh: Mesh, devices: int, step: int) -> Any:
-    """Return the batch of ``step`` for so many ``devices`` of this process, the same each time."""
-    shape = (_SEQUENCES_PER_DEVICE * devices, config.sequence_length + 1)
+def _batch(config: model.ModelConfig, mesh: Mesh, step: int) -> Any:
+    """Return the batch of ``step`` for the device of this process, the same each time."""
+    shape = (_SEQUENCES_PER_DEVICE, config.sequence_length + 1)
     return model.global_batch(mesh, np.full(shape, step % 256, np.uint8))
 
 
-@dataclass(frozen=True)
-class Place:
-    """This process in its job.
-
-    Attributes:
-      life: number of starts of this process before.
-      local_dir: the ramdisk of its host.
-      join: joins ``jax.distributed``; collective.
-    """
+class Place(NamedTuple):
+    """This process in its job. ``life``: the number of its starts before."""
 
     process: int
     life: int
-    slices: int
-    devices_per_host: int
     local_dir: Path
     join: Callable[[], None]
 
@@ -134,19 +124,14 @@ def find_place(options: argparse.Namespace, environ: Mapping[str, str] = os.envi
     if JobEnvironment.present(environ):
         env = JobEnvironment.from_environ(environ)
         return Place(
-            process=env.process_index,
-            life=env.restart_count,
-            slices=env.slice_count,
-            devices_per_host=env.devices_per_host,
-            local_dir=env.local_dir,
-            join=lambda: initialize_job(env),
+            env.process_index, env.restart_count, env.local_dir, lambda: initialize_job(env)
         )
     process = int(environ["SLURM_PROCID"])
     with (options.marks_dir.parent / f"starts-{process}").open("a+") as starts:
         life = starts.tell()
         starts.write("*")
     options.local_dir.mkdir(mode=0o700, exist_ok=True)
-    return Place(process, life, options.slices, 1, options.local_dir, _join_by_slurm)
+    return Place(process, life, options.local_dir, _join_by_slurm)
 
 
 def _join_by_slurm() -> None:
@@ -167,8 +152,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--wait", action="store_true", help="wait for the end of each save")
     parser.add_argument("--small", action="store_true", help="a smaller model")
     parser.add_argument("--hold", action="store_true", help="wait for the fault at its step")
-    # Where no launcher says it; the batch script adds the last three.
-    parser.add_argument("--slices", type=int)
+    # The batch script adds these, where no launcher says it.
     parser.add_argument("--local-dir", type=Path)
     for name in ("--run-id", "--secret-file"):
         parser.add_argument(name, help="not used: each job has a directory and a secret of its own")

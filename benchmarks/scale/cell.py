@@ -57,9 +57,8 @@ class MemoryService:
 
 def lead(cell: Cell, stored: Stored) -> dict[str, Any]:
     """Measure a save's vote and a restore of the job at its leader and between processes."""
-    shape, policy = cell.shape, parse_placement(cell.placement)
-    count, peers = shape.process_count, Peers(stored)
-    place_s, _ = timed_cpu(lambda: place(policy, shape.topology, 1 % count, shape.held()))
+    count, policy, peers = cell.process_count, parse_placement(cell.placement), Peers(stored)
+    place_s, _ = timed_cpu(lambda: place(policy, cell.topology, 1 % count, cell.held()))
     save = vote_bytes(stored.digests)
     processes = Processes(MemoryService(), count)
     leader = restore(processes, cell, stored.digests, peers)

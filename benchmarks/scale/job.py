@@ -35,18 +35,11 @@ DEADLINE_S = 3600.0
 
 
 @dataclasses.dataclass(frozen=True)
-class Cell:
+class Cell(Shape):
     """The parameters of a job. ``lost``: ``nothing``, ``host`` or ``slice``."""
 
-    slices: int
-    hosts: int
-    leaves: int
     placement: str
     lost: str
-
-    @property
-    def shape(self) -> Shape:
-        return Shape(self.slices, self.hosts, self.leaves)
 
 
 class NotYet(Exception):
@@ -260,9 +253,9 @@ def _resident_bytes() -> int:
 
 def build(directory: Path, cell: Cell) -> Stored:
     """Write the job's manifests into ``directory``."""
-    stored = Stored(directory / "manifests", {}, [""] * cell.shape.process_count)
+    stored = Stored(directory / "manifests", {}, [""] * cell.process_count)
     with stored.path.open("wb") as file:
-        for encoded, processes in manifests(cell.shape, parse_placement(cell.placement)):
+        for encoded, processes in manifests(cell, parse_placement(cell.placement)):
             digest = contents_digest(encoded)
             stored.places[digest] = (file.tell(), len(encoded))
             file.write(encoded)
@@ -276,14 +269,14 @@ def restore(processes: Processes, cell: Cell, digests: list[str], peers: Peers) 
 
     digests: of the manifest of each process.
     """
-    shape, gone = cell.shape, cell.shape.lost(cell.lost)
-    leader = _leader_of(shape, peers)
+    gone = cell.lost_processes(cell.lost)
+    leader = _leader_of(cell, peers)
     restores = [
         RestoreRounds(
             coordinator,
             "restore/0",
             Series(),
-            shape.specs(),
+            cell.specs(),
             leader,
             deadline_s=time.monotonic() + DEADLINE_S,
         )
@@ -291,7 +284,7 @@ def restore(processes: Processes, cell: Cell, digests: list[str], peers: Peers) 
     ]
 
     def report(me: int) -> None:
-        held = holder(shape, me, digests[me], gone)
+        held = holder(cell, me, digests[me], gone)
         restores[me].hold(restores[me].report(held, wants_host_state=True))
 
     processes.hold("report", report)

@@ -89,7 +89,7 @@ class Shape:
         """Return the part of a tree of leaves that a restore uses: the specs."""
         return SimpleNamespace(wanted=self.specs())
 
-    def lost(self, kind: str) -> range:
+    def lost_processes(self, kind: str) -> range:
         """Return the processes that lose their RAM: none, one host's, or the last slice's."""
         count = {"nothing": 0, "host": 1, "slice": self.hosts}[kind]
         return range(self.process_count - count, self.process_count)

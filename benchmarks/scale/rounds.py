@@ -96,7 +96,7 @@ def start(processes: Processes) -> None:
 def measure(cell: Cell, stored: Stored) -> dict[str, Any]:
     """Return the parts of one start and one restore."""
     service = _JaxService()
-    processes = Processes(service, cell.shape.process_count, _AT_ONCE)
+    processes = Processes(service, cell.process_count, _AT_ONCE)
     start(processes)
     leader = restore(processes, cell, stored.digests, LeadersPeers(stored))
     service.close()

@@ -12,7 +12,7 @@ from benchmark_runs import rows_of
 
 from benchmarks.common.job import parse_job
 from benchmarks.dcn import __main__ as dcn
-from benchmarks.dcn import links, report
+from benchmarks.dcn import links
 
 MIB = 2**20
 
@@ -37,26 +37,26 @@ def _round(seconds: float) -> dict[str, Any]:
 
 def test_row_has_the_busiest_links_and_medians_over_rounds() -> None:
     shape = parse_job("3x1x64", 1)
-    row = report.row("ours", shape, [_round(2.0), _round(4.0), _round(3.0)])
-    assert row == report.Row("ours", 3, 3.0, None, 64 * MIB, 3 * MIB, 40 * MIB, 69 * MIB)
+    row = dcn.row_of("ours", shape, [_round(2.0), _round(4.0), _round(3.0)])
+    assert row == dcn.Row("ours", 3, 3.0, None, 64 * MIB, 3 * MIB, 40 * MIB, 69 * MIB)
 
 
 def test_growth_is_over_the_first_row_of_the_same_contender() -> None:
     rows = [
-        report.Row("ours", 2, 2.0),
-        report.Row("ours", 8, 3.0),
-        report.Row("other", 2, 10.0),
-        report.Row("other", 8, 40.0),
+        dcn.Row("ours", 2, 2.0),
+        dcn.Row("ours", 8, 3.0),
+        dcn.Row("other", 2, 10.0),
+        dcn.Row("other", 8, 40.0),
     ]
-    cells = rows_of(report.table(rows, state_s=1.0))[2:]
+    cells = rows_of(dcn.table(rows, state_s=1.0))[2:]
     growth = ["1x 2x", "1.5x 3x", "1x 10x", "4x 40x"]
     assert [" ".join(cell[3:5]) for cell in cells] == growth
 
 
 def test_refusal_is_shown_with_its_reason() -> None:
     refused = {"restores": {"slice": {"refused": "offers step None", "processes": []}}}
-    row = report.row("other", parse_job("2x1x64", 1), [_round(1.0), refused])
-    text = report.table([row], state_s=1.0)
+    row = dcn.row_of("other", parse_job("2x1x64", 1), [_round(1.0), refused])
+    text = dcn.table([row], state_s=1.0)
     assert rows_of(text)[2][:4] == ["other", "2", "cannot", "-"]
     assert "other cannot, 2 slices: offers step None" in text
 

@@ -16,8 +16,8 @@ from benchmarks import ROOT, minutes
 
 @pytest.mark.parametrize("seed", range(20))
 def test_failures_are_100_to_300_steps_apart_and_of_the_seed(seed: int) -> None:
-    found = minutes.failures(seed, 2000, 2)
-    assert found == minutes.failures(seed, 2000, 2)
+    found = minutes.failures(seed, 2000)
+    assert found == minutes.failures(seed, 2000)
     steps = [0, *(fault.step for fault in found)]
     assert all(minutes.NEAREST <= b - a <= minutes.FARTHEST for a, b in pairwise(steps))
     assert 2000 - minutes.FARTHEST <= steps[-1] < 2000

@@ -81,8 +81,8 @@ def test_processes_that_cannot_run_are_refused(
 
 def test_place_under_slurm_counts_the_lives(tmp_path: Path) -> None:
     (tmp_path / "marks").mkdir()
-    options = argparse.Namespace(marks_dir=tmp_path / "marks", local_dir=tmp_path / "ram", slices=2)
+    options = argparse.Namespace(marks_dir=tmp_path / "marks", local_dir=tmp_path / "ram")
     places = [worker.find_place(options, {"SLURM_PROCID": process}) for process in ("0", "3", "3")]
     assert [(each.process, each.life) for each in places] == [(0, 0), (3, 0), (3, 1)]
-    assert {(each.slices, each.local_dir) for each in places} == {(2, tmp_path / "ram")}
+    assert {each.local_dir for each in places} == {tmp_path / "ram"}
     assert list((tmp_path / "marks").iterdir()) == []
