@@ -16,7 +16,7 @@ from prometheus_client.registry import Collector
 from world import World, finish, save_all
 
 from emergency_ckpt.config import Config
-from emergency_ckpt.errors import ConfigError
+from emergency_ckpt.errors import ConfigError, LocalTierError
 from emergency_ckpt.events import Event, Origin
 from emergency_ckpt.extras.metrics import prometheus
 from emergency_ckpt.extras.metrics.prometheus import (
@@ -119,6 +119,20 @@ def test_two_checkpointers_of_a_program_share_a_port(server: MetricsServer) -> N
     second.close()
     with pytest.raises(OSError, match="refused"):
         scraped(server.port)
+
+
+def test_start_that_fails_leaves_the_port_of_another_checkpointer(world: World) -> None:
+    observer = Prometheus(0)
+    seen: list[Event] = []
+    world.persistent.mkdir(parents=True)
+    no_directory = world.persistent / "file"
+    no_directory.write_text("")
+    with world.open(on_event=[seen.append, observer]):
+        with pytest.raises(LocalTierError):
+            world.open(on_event=observer, local_dir=str(no_directory))
+        assert scraped(port_of(seen))
+    with pytest.raises(OSError, match="refused"):
+        scraped(port_of(seen))
 
 
 def test_rude_scrapers_disturb_nobody(server: MetricsServer) -> None:
