@@ -149,6 +149,17 @@ def test_rude_scrapers_disturb_nobody(server: MetricsServer) -> None:
         each.close()
 
 
+def test_request_that_the_application_fails_on_writes_nothing(
+    server: MetricsServer, capfd: pytest.CaptureFixture[str]
+) -> None:
+    accept = "application/openmetrics-text; version=x"
+    address = f"http://127.0.0.1:{server.port}/metrics"
+    with pytest.raises(OSError, match="500"):
+        urllib.request.urlopen(urllib.request.Request(address, headers={"Accept": accept}))
+    server.close()
+    assert capfd.readouterr().err == ""
+
+
 def test_dripping_scrapers_end_at_the_deadline() -> None:
     """Each byte comes in time, the request as a whole does not."""
     server = MetricsServer("127.0.0.1", 0, prometheus.OF_PROGRAM, deadline_s=1.0)
