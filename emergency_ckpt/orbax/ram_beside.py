@@ -482,17 +482,25 @@ class RamBeside:
         """Wait for the save to RAM in progress. A failed save is in the log and in the events."""
         self._attempt("wait for", self._wait, None)
 
-    def has_saved(self, step: int, timeout_s: float | None = None) -> bool:
-        """Wait for the save in progress; return whether ``step`` is in RAM. DeadlineExceeded."""
-        if self._ram is None:
-            return False
-        self._wait(self._ram, timeout_s)
-        return step in self._ram.known_steps.local
+    def outcome_of(self, step: int) -> Callable[[float | None], bool]:
+        """Return a function that waits for the save in progress: is ``step`` in RAM?
+
+        For any thread, also after ``stop``. The function raises DeadlineExceeded.
+        """
+        ram = self._ram
+
+        def outcome(timeout_s: float | None) -> bool:
+            if ram is None:
+                return False
+            self._wait(ram, timeout_s)
+            return step in ram.known_steps.local
+
+        return outcome
 
     def _wait(self, ram: EmergencyCheckpointer, timeout_s: float | None = None) -> None:
         ram.wait_until_finished(timeout_s)
         step = max(ram.known_steps.local, default=None)
-        if step is not None and self._left_behind is None:
+        if self._ram is ram and step is not None and self._left_behind is None:
             self._newest = step
 
     def stop(self, *, after_error: bool = False) -> None:
