@@ -143,6 +143,7 @@ class RamBeside:
         *,
         local_directory: str | os.PathLike[str] | None = None,
         settings: Mapping[str, Any] | None = None,
+        async_save: bool = True,
         is_off: bool = False,
     ) -> None:
         """Open the RAM tier in a job of several processes, or of one that asks for the tier.
@@ -155,6 +156,7 @@ class RamBeside:
           stored: the steps of storage that Orbax's object knows. Not collective; no IO.
           local_directory: on this host's ramdisk; None: ``default_local_dir``.
           settings: further settings of ``Config``, by name, without ``dir``.
+          async_save: False: ``save`` waits for RAM, unless the settings say otherwise.
 
         Raises:
           ConfigError: a setting is wrong, on this process.
@@ -178,6 +180,7 @@ class RamBeside:
             "local_dir": local,
             "run_id": run_id_of(os.fspath(directory)),
             "on_preemption": "ignore",  # Orbax's policy saves then, to storage
+            "async_save": async_save,
         }
         config = _checked({**defaults, **own_settings})
         if not config.save_plans():
