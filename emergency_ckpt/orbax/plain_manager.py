@@ -90,6 +90,7 @@ class CheckpointManager:
             local_directory=getattr(given, "local_directory", None),
             settings=getattr(given, "settings", None),
             async_save=given.enable_async_checkpointing,
+            logger=logger,
             is_off=given.read_only,
         )
 

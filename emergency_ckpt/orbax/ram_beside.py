@@ -144,6 +144,7 @@ class RamBeside:
         local_directory: str | os.PathLike[str] | None = None,
         settings: Mapping[str, Any] | None = None,
         async_save: bool = True,
+        logger: Any = None,
         is_off: bool = False,
     ) -> None:
         """Open the RAM tier in a job of several processes, or of one that asks for the tier.
@@ -157,6 +158,7 @@ class RamBeside:
           local_directory: on this host's ramdisk; None: ``default_local_dir``.
           settings: further settings of ``Config``, by name, without ``dir``.
           async_save: False: ``save`` waits for RAM, unless the settings say otherwise.
+          logger: one of Orbax's, which gets the entries of RAM beside an ``on_event``.
 
         Raises:
           ConfigError: a setting is wrong, on this process.
@@ -185,6 +187,12 @@ class RamBeside:
         config = _checked({**defaults, **own_settings})
         if not config.save_plans():
             return
+        log = None
+        if logger is not None:
+            from emergency_ckpt.extras.metrics import CheckpointLog  # noqa: PLC0415 - an extra
+
+            log = CheckpointLog(logger, dir=os.fspath(directory), local_dir=config.local_dir)
+            config.set(on_event=[log, *listeners_of(config.on_event)])
         try:
             self._ram = EmergencyCheckpointer(config)
         except Exception as error:  # noqa: BLE001 - of RAM: storage goes on
@@ -192,6 +200,8 @@ class RamBeside:
             plain = [listener for listener in listeners if not isinstance(listener, Observer | str)]
             _report_given_up(EventSink(*plain, process_index=jax.process_index()), "start", error)
             return
+        if log is not None:
+            self._ram.steps.parts.events.on_close(log.close)
         self.survey()
 
     @property
