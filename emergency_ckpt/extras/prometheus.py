@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 
+from emergency_ckpt.config.table import is_whole_number
 from emergency_ckpt.errors import ConfigError
 from emergency_ckpt.events import Event
 from emergency_ckpt.observer import JobView, Observer
@@ -23,8 +24,8 @@ class Prometheus(Observer):
     """
 
     def __init__(self, port: int) -> None:
-        if not 0 <= port <= 65535:
-            raise ConfigError([f"a port for Prometheus is 0 to 65535, not {port}"])
+        if not (is_whole_number(port, 0) and port <= 65535):
+            raise ConfigError([f"a port for Prometheus is 0 to 65535, not {port!r}"])
         if importlib.util.find_spec("prometheus_client") is None:
             hint = "pip install 'emergency-ckpt[metrics]'"
             raise ConfigError([f"metrics for Prometheus need prometheus-client: {hint}"])

@@ -9,6 +9,7 @@ import threading
 import time
 import urllib.request
 from collections.abc import Iterator
+from typing import Any
 
 import prometheus_client
 import pytest
@@ -103,6 +104,12 @@ def test_port_without_the_package_is_an_error(monkeypatch: pytest.MonkeyPatch) -
     config = Config(dir="/p/run", local_dir="/dev/shm/e", on_event="prometheus(1)")
     with pytest.raises(ConfigError, match=r"emergency-ckpt\[metrics\]"):
         config.validated()
+
+
+@pytest.mark.parametrize("port", ["9400", None, 9400.5, True, -1, 65536])
+def test_port_that_is_none_is_a_config_error(port: Any) -> None:
+    with pytest.raises(ConfigError, match="a port for Prometheus is 0 to 65535"):
+        Prometheus(port)
 
 
 def test_two_checkpointers_of_a_program_share_a_port(server: MetricsServer) -> None:
