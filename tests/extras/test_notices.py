@@ -153,7 +153,7 @@ def test_maintenance_announced_withdrawn_and_near(metadata: Metadata) -> None:
 @pytest.mark.parametrize(
     "answer", [(503, b""), (200, b"<html>"), (200, b'{"maintenance_status": "CANCELLED"}')]
 )
-def test_maintenance_event_counts_beside_an_error_of_the_next_key(
+def test_maintenance_event_counts_beside_an_error(
     metadata: Metadata, answer: tuple[int, bytes]
 ) -> None:
     metadata.answers["upcoming-maintenance"] = answer

@@ -128,7 +128,7 @@ def test_two_checkpointers_of_a_program_share_a_port(server: MetricsServer) -> N
         scraped(server.port)
 
 
-def test_start_that_fails_leaves_the_port_of_another_checkpointer(world: World) -> None:
+def test_failed_start_leaves_the_port_of_another(world: World) -> None:
     observer = Prometheus(0)
     seen: list[Event] = []
     world.persistent.mkdir(parents=True)
