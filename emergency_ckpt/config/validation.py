@@ -9,6 +9,7 @@ from __future__ import annotations
 import datetime
 import functools
 import math
+import numbers
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -183,7 +184,7 @@ def save_problems(name: str, every: object) -> Iterator[str]:
         if isinstance(part, datetime.timedelta):
             if not datetime.timedelta() < part < _LONGEST_TIME:
                 yield f"{name} must be a positive time, not {part}"
-        elif part is None or isinstance(part, int | float | str):
+        elif part is None or isinstance(part, numbers.Number | str):
             if not is_whole_number(part, 0):
                 yield f"{name} must be {_SAVE_EVERY}, not {part!r}"
         elif isinstance(part, type) or not isinstance(part, TimingRule):

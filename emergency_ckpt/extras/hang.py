@@ -302,8 +302,8 @@ class HangWatch(Observer):
     """
 
     def __init__(self, timeout_s: float) -> None:
-        if not 0 < timeout_s < math.inf:
-            raise ConfigError([f"a hang watch needs a finite time above 0 s, not {timeout_s}"])
+        if not (isinstance(timeout_s, int | float) and 0 < timeout_s < math.inf):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ConfigError([f"a hang watch needs a finite time above 0 s, not {timeout_s!r}"])
         self._timeout_s = timeout_s
         self._watches: dict[JobView, _Watch] = {}
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 
+from emergency_ckpt.config.table import is_whole_number
 from emergency_ckpt.errors import ConfigError
 from emergency_ckpt.events import Event
 from emergency_ckpt.observer import JobView, Observer
@@ -23,8 +24,8 @@ class Prometheus(Observer):
     """
 
     def __init__(self, port: int) -> None:
-        if not 0 <= port <= 65535:
-            raise ConfigError([f"a port for Prometheus is 0 to 65535, not {port}"])
+        if not (is_whole_number(port, 0) and port <= 65535):
+            raise ConfigError([f"a port for Prometheus is 0 to 65535, not {port!r}"])
         if importlib.util.find_spec("prometheus_client") is None:
             hint = "pip install 'emergency-ckpt[metrics]'"
             raise ConfigError([f"metrics for Prometheus need prometheus-client: {hint}"])
@@ -32,22 +33,28 @@ class Prometheus(Observer):
 
         self._port = port
         self._module = prometheus
-        self._servers: list[prometheus.MetricsServer] = []
+        self._servers: list[prometheus.MetricsServer | None] = []
+        """That of each checkpointer that has begun; None before it has joined."""
 
     def __call__(self, event: Event) -> None:
         """Count ``event``."""
         self._module.OF_PROGRAM(event)
 
+    def begin(self, process_index: int) -> None:
+        """Keep a place for the server of a checkpointer, whose start may fail before ``join``."""
+        del process_index
+        self._servers.append(None)
+
     def join(self, job: JobView) -> None:
         """Serve. ConfigError: another program has the port."""
-        server = self._module.serve_metrics(job.host, self._port)
-        self._servers.append(server)
+        self._servers[-1] = server = self._module.serve_metrics(job.host, self._port)
         job.events.emit("start.metrics", host=job.host, port=server.port)
 
     def close(self) -> None:
         """Stop serving."""
-        if self._servers:
-            self._servers.pop().close()
+        server = self._servers.pop()
+        if server is not None:
+            server.close()
 
 
 def from_text(argument: str) -> Prometheus:

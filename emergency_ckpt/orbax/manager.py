@@ -23,6 +23,7 @@ from emergency_ckpt.config import Config, run_id_of
 from emergency_ckpt.config.validation import listeners_of
 from emergency_ckpt.core.save.save_rules import plain_metrics
 from emergency_ckpt.errors import CheckpointError, StepNotFound
+from emergency_ckpt.events import Event
 from emergency_ckpt.orbax import items
 from emergency_ckpt.orbax.options import (
     CheckpointManagerOptions,
@@ -139,12 +140,23 @@ class CheckpointManager(ocp.AbstractCheckpointManager):
             "replica_axis": self._axis,
         }
         further = dict(getattr(self._options, "settings", {}))
+        listeners: list[Any] = []
+        callback = getattr(self._options.async_options, "post_finalization_callback", None)
+        if callback is not None:
+
+            def call_back(event: Event) -> None:
+                if event.name == "persistent.complete":
+                    callback()
+
+            listeners.append(call_back)
         if logger is not None:
             from emergency_ckpt.extras.metrics import CheckpointLog  # noqa: PLC0415 - an extra
 
             directories = {name: settings[name] for name in ("dir", "local_dir")}
             self._log = CheckpointLog(logger, **directories)
-            further["on_event"] = [self._log, *listeners_of(further.get("on_event"))]
+            listeners.append(self._log)
+        if listeners:
+            further["on_event"] = [*listeners, *listeners_of(further.get("on_event"))]
         return Config().set(**with_further(settings, further))
 
     def _surveyed(self) -> CompleteSteps:

@@ -107,7 +107,9 @@ class CheckpointManagerOptions:
       enable_async_checkpointing: False: ``save`` returns when the step is complete, and raises
         when it failed.
       async_options: its ``timeout_secs`` is the longest time of a save to storage and of a restore,
-        where it is longer than the default of ``total_timeout_s``.
+        where it is longer than the default of ``total_timeout_s``. On each process a background
+        thread calls its ``post_finalization_callback`` when a step is known to be whole in storage,
+        and logs an error of the callback. Its other fields have no effect.
       multiprocessing_options: its ``coordination_timeout_secs`` is twice ``stall_timeout_s``.
       single_host_load_and_broadcast: no effect: each byte is read from storage once anyway.
       best_fn, best_mode: criterion of ``best_step``: ``best_fn(metrics)`` returns a number, of

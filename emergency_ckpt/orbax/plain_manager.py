@@ -89,6 +89,8 @@ class CheckpointManager:
             self._orbax.all_steps,
             local_directory=getattr(given, "local_directory", None),
             settings=getattr(given, "settings", None),
+            async_save=given.enable_async_checkpointing,
+            logger=logger,
             is_off=given.read_only,
         )
 
@@ -137,7 +139,8 @@ class CheckpointManager:
     ) -> bool:
         """Save where a save is due; return True if one was begun, in RAM or in storage.
 
-        When it returns, the state may be donated. PeerLeft: a process has died.
+        When it returns, the state may be donated; without ``enable_async_checkpointing`` the saves
+        have ended. PeerLeft: a process has died.
         """
         is_stored = self._orbax.save(
             step, items, save_kwargs, metrics, force, args, custom_metadata

@@ -143,6 +143,8 @@ class RamBeside:
         *,
         local_directory: str | os.PathLike[str] | None = None,
         settings: Mapping[str, Any] | None = None,
+        async_save: bool = True,
+        logger: Any = None,
         is_off: bool = False,
     ) -> None:
         """Open the RAM tier in a job of several processes, or of one that asks for the tier.
@@ -155,6 +157,8 @@ class RamBeside:
           stored: the steps of storage that Orbax's object knows. Not collective; no IO.
           local_directory: on this host's ramdisk; None: ``default_local_dir``.
           settings: further settings of ``Config``, by name, without ``dir``.
+          async_save: False: ``save`` waits for RAM, unless the settings say otherwise.
+          logger: one of Orbax's, which gets the entries of RAM beside an ``on_event``.
 
         Raises:
           ConfigError: a setting is wrong, on this process.
@@ -178,10 +182,17 @@ class RamBeside:
             "local_dir": local,
             "run_id": run_id_of(os.fspath(directory)),
             "on_preemption": "ignore",  # Orbax's policy saves then, to storage
+            "async_save": async_save,
         }
         config = _checked({**defaults, **own_settings})
         if not config.save_plans():
             return
+        log = None
+        if logger is not None:
+            from emergency_ckpt.extras.metrics import CheckpointLog  # noqa: PLC0415 - an extra
+
+            log = CheckpointLog(logger, dir=os.fspath(directory), local_dir=config.local_dir)
+            config.set(on_event=[log, *listeners_of(config.on_event)])
         try:
             self._ram = EmergencyCheckpointer(config)
         except Exception as error:  # noqa: BLE001 - of RAM: storage goes on
@@ -189,6 +200,8 @@ class RamBeside:
             plain = [listener for listener in listeners if not isinstance(listener, Observer | str)]
             _report_given_up(EventSink(*plain, process_index=jax.process_index()), "start", error)
             return
+        if log is not None:
+            self._ram.steps.parts.events.on_close(log.close)
         self.survey()
 
     @property
@@ -482,17 +495,25 @@ class RamBeside:
         """Wait for the save to RAM in progress. A failed save is in the log and in the events."""
         self._attempt("wait for", self._wait, None)
 
-    def has_saved(self, step: int, timeout_s: float | None = None) -> bool:
-        """Wait for the save in progress; return whether ``step`` is in RAM. DeadlineExceeded."""
-        if self._ram is None:
-            return False
-        self._wait(self._ram, timeout_s)
-        return step in self._ram.known_steps.local
+    def outcome_of(self, step: int) -> Callable[[float | None], bool]:
+        """Return a function that waits for the save in progress: is ``step`` in RAM?
+
+        For any thread, also after ``stop``. The function raises DeadlineExceeded.
+        """
+        ram = self._ram
+
+        def outcome(timeout_s: float | None) -> bool:
+            if ram is None:
+                return False
+            self._wait(ram, timeout_s)
+            return step in ram.known_steps.local
+
+        return outcome
 
     def _wait(self, ram: EmergencyCheckpointer, timeout_s: float | None = None) -> None:
         ram.wait_until_finished(timeout_s)
         step = max(ram.known_steps.local, default=None)
-        if step is not None and self._left_behind is None:
+        if self._ram is ram and step is not None and self._left_behind is None:
             self._newest = step
 
     def stop(self, *, after_error: bool = False) -> None:

@@ -194,6 +194,7 @@ def test_defaults_are_valid_but_for_the_directories() -> None:
         ({"dir": None, "run_id": "r", "save_every": 5}, "is set, but dir is not"),
         ({"local_save_every": -1}, "local_save_every must be a whole number"),
         ({"save_every": 2.5}, "save_every must be a whole number"),
+        ({"save_every": np.int64(100)}, "save_every must be a whole number"),
         ({"save_every": True}, "save_every must be a whole number"),
         ({"keep_last_n": 0}, "keep_last_n must be a whole number of at least 1"),
         ({"device_reads": "copy"}, "device_reads must be 'auto', 'pinned_host' or 'pageable', not"),

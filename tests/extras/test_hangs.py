@@ -17,6 +17,9 @@ from launch_support import free_port
 from programs import started
 from running_jobs import HERE, job_root
 
+from emergency_ckpt.errors import ConfigError
+from emergency_ckpt.extras.hang import HangWatch
+
 COUNT, LAST, AT = 3, 20, 9
 LIFE_TIMEOUT_S = 120.0
 
@@ -195,3 +198,9 @@ def test_process_stopped_for_a_time_goes_on() -> None:
             state = stat.rpartition(")")[2].split()[0]
         os.kill(life.processes[1].pid, signal.SIGCONT)
         assert life.codes() == [0] * COUNT, [path.read_text() for path in life.logs]
+
+
+@pytest.mark.parametrize("timeout_s", ["600", None, 0, -1.0, float("nan"), float("inf")])
+def test_timeout_that_is_none_is_a_config_error(timeout_s: Any) -> None:
+    with pytest.raises(ConfigError, match="a hang watch needs a finite time above 0 s"):
+        HangWatch(timeout_s)

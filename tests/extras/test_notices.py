@@ -150,6 +150,20 @@ def test_maintenance_announced_withdrawn_and_near(metadata: Metadata) -> None:
     assert "maintenance" in server.inspect()
 
 
+@pytest.mark.parametrize(
+    "answer", [(503, b""), (200, b"<html>"), (200, b'{"maintenance_status": "CANCELLED"}')]
+)
+def test_maintenance_event_counts_beside_an_error(
+    metadata: Metadata, answer: tuple[int, bytes]
+) -> None:
+    metadata.answers["upcoming-maintenance"] = answer
+    server = MetadataServer()
+    with pytest.raises(CoordinationError):
+        server.inspect()
+    metadata.answers["maintenance-event"] = (200, b"TERMINATE_ON_HOST_MAINTENANCE")
+    assert "TERMINATE_ON_HOST_MAINTENANCE" in server.inspect()
+
+
 def test_metadata_server_without_vm_metadata_is_said(metadata: Metadata) -> None:
     """GKE's own, which has a cluster's name and tokens, and nothing of the machine."""
     metadata.answers.clear()

@@ -250,6 +250,25 @@ def test_metric_that_is_no_number_is_of_no_best_step(world: World, mode: Any, la
         assert manager.best_step() == {"min": 2, "max": 1}[mode]
 
 
+def test_callback_is_called_for_each_step_in_storage(world: World) -> None:
+    world.ramdisk.mkdir()
+    stored: list[int | None] = []
+    every, seldom = ({"save_interval_steps": steps} for steps in (1, 2))
+    options = ours.CheckpointManagerOptions(
+        local=ours.LocalCheckpointOptions(**every),
+        persistent=ours.PersistentCheckpointOptions(**seldom),
+        async_options=ocp.AsyncOptions(post_finalization_callback=lambda: stored.append(step)),
+        settings={"on_event": world.events.append},
+    )
+    places = world.ramdisk, world.persistent, world.mesh, world.state(0)
+    with ours.CheckpointManager(*places, options=options) as manager:
+        for step in range(3):
+            manager.save(step, ocp.args.Composite(state=ocp.args.PyTreeSave(world.state(step))))
+            manager.wait_until_finished()
+    assert stored == [0, 2]
+    assert len(world.named("persistent.complete")) == 2
+
+
 def test_metric_of_zero_is_in_the_metadata(world: World) -> None:
     world.ramdisk.mkdir()
     state = world.state(0)

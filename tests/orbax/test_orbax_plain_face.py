@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import operator
+import threading
 from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
@@ -23,6 +24,7 @@ from world import World, same
 import emergency_ckpt.orbax.checkpoint as ocp
 from emergency_ckpt import orbax as emergency
 from emergency_ckpt.config import run_id_of
+from emergency_ckpt.events import Event
 from emergency_ckpt.orbax import v1
 
 
@@ -453,6 +455,24 @@ def test_item_metadata_after_a_restore_from_ram_waits_for_orbax(world: World) ->
         assert manager.item_metadata(0) is None
         manager.save(20, args=ocp.args.StandardSave(state))
         assert set(manager.item_metadata(0).keys()) == set(state)
+
+
+@pytest.mark.parametrize("is_async", [True, False])
+def test_save_waits_for_ram_where_orbax_saves_synchronously(world: World, is_async: bool) -> None:
+    may_end = threading.Event()
+
+    def listen(event: Event) -> None:
+        if event.point == "save.stage.copied":
+            may_end.wait(1.0)
+        world.events.append(event)
+
+    options = options_of(
+        enable_async_checkpointing=is_async, settings={"local_save_every": 1, "on_event": listen}
+    )
+    with manager_of(world, options=options) as manager:
+        assert manager.save(1, args=ocp.args.StandardSave(state_of(world, 1)))
+        assert bool(world.named("save.complete", step=1)) is not is_async
+        may_end.set()
 
 
 def test_ram_is_saved_whatever_storage_decides(world: World) -> None:

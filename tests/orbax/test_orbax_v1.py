@@ -261,6 +261,14 @@ def test_response_of_a_save_to_ram_calls_back(world: World) -> None:
     assert opened_step(world) == 1
 
 
+def test_response_of_a_save_to_ram_tells_the_truth_after_the_end(world: World) -> None:
+    with opened(world) as checkpointer:
+        checkpointer.save(0, state(world, 0))
+        response = checkpointer.save_async(1, state(world, 1))
+    assert response.result()
+    assert opened_step(world) == 1
+
+
 def opened_step(world: World) -> int:
     with opened(world) as checkpointer:
         return checkpointer.latest.step

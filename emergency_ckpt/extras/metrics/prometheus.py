@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import io
 import socket
 import socketserver
 import threading
@@ -85,6 +86,10 @@ class _Handler(WSGIRequestHandler):
 
     def log_message(self, format: str, *args: Any) -> None:
         """Write no line for each scrape."""
+
+    def get_stderr(self) -> io.StringIO:
+        """Drop the tracebacks of the application: a scraper may cause one by each request."""
+        return io.StringIO()
 
 
 class MetricsServer(socketserver.ThreadingMixIn, WSGIServer):

@@ -60,9 +60,11 @@ class MetadataServer:
         if notice := preempted_notice(preempted):
             return notice
         event = maintenance_event_notice(self._text("maintenance-event") or "NONE")
+        # Before the next key, whose answer may be an error.
+        if notice := self._new("event", event):
+            return notice
         document = json.loads(self._text("upcoming-maintenance") or '{"error": ""}')
-        coming = upcoming_maintenance_notice(document, time.time())
-        return self._new("event", event) or self._new("coming", coming)
+        return self._new("coming", upcoming_maintenance_notice(document, time.time()))
 
     def _new(self, kind: str, notice: str) -> str:
         """Return ``notice`` unless it was there at the first look and has not gone since."""

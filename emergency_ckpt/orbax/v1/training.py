@@ -57,15 +57,14 @@ class RamResponse:
     """A save that only the RAM tier has begun: Orbax's ``AsyncResponse[bool]``."""
 
     def __init__(self, ram: RamBeside, step: int) -> None:
-        self._ram = ram
-        self._step = step
+        self._outcome = ram.outcome_of(step)
 
     def result(self, timeout: float | None = None) -> bool:
         """Wait for the save; return whether the step is in RAM. Blocks.
 
         DeadlineExceeded: longer than ``timeout`` seconds.
         """
-        return self._ram.has_saved(self._step, timeout)
+        return self._outcome(timeout)
 
     def on_complete(self, callback: Callable[[bool], None]) -> None:
         """Call ``callback`` with the result, on a thread of its own, when the save has ended."""

@@ -14,6 +14,7 @@ from ml_goodput_measurement.src.checkpoint_badput_calculator import (
 from orbax.checkpoint.logging import step_statistics
 from world import World, save_all
 
+import emergency_ckpt.orbax.checkpoint as plain
 from emergency_ckpt import orbax as emergency
 from emergency_ckpt.events import Event, Origin
 from emergency_ckpt.extras.metrics import CheckpointLog
@@ -96,6 +97,22 @@ def test_logger_of_a_manager_hears_beside_on_event(world: World) -> None:
         assert manager.save(0, args)
     assert len(world.named("save.captured")) == 2
     assert [entry["event_type"] for entry in logger.entries] == ["save", "save"]
+
+
+def test_logger_of_plain_orbaxs_manager_hears_of_ram(world: World) -> None:
+    logger = Entries()
+    tier: Any = {"local_directory": world.ramdisk, "settings": {"on_event": world.events.append}}
+    options = plain.CheckpointManagerOptions(save_interval_steps=100, **tier)
+    state = {"w": world.state(0)["w"]}
+    for step in (10, None):
+        with plain.CheckpointManager(world.persistent, options=options, logger=logger) as manager:
+            if step is None:
+                manager.restore(args=plain.args.StandardRestore(state))
+            else:
+                manager.save(step, args=plain.args.StandardSave(state))
+    assert world.named("restore.finished", tier="local")
+    ours = [entry for entry in logger.entries if entry["directory"] == str(world.ramdisk)]
+    assert [entry["event_type"] for entry in ours] == ["save", "emergency_restore"]
 
 
 def test_logger_that_fails_disturbs_nobody() -> None:

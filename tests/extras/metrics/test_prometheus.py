@@ -9,6 +9,7 @@ import threading
 import time
 import urllib.request
 from collections.abc import Iterator
+from typing import Any
 
 import prometheus_client
 import pytest
@@ -16,7 +17,7 @@ from prometheus_client.registry import Collector
 from world import World, finish, save_all
 
 from emergency_ckpt.config import Config
-from emergency_ckpt.errors import ConfigError
+from emergency_ckpt.errors import ConfigError, LocalTierError
 from emergency_ckpt.events import Event, Origin
 from emergency_ckpt.extras.metrics import prometheus
 from emergency_ckpt.extras.metrics.prometheus import (
@@ -105,6 +106,12 @@ def test_port_without_the_package_is_an_error(monkeypatch: pytest.MonkeyPatch) -
         config.validated()
 
 
+@pytest.mark.parametrize("port", ["9400", None, 9400.5, True, -1, 65536])
+def test_port_that_is_none_is_a_config_error(port: Any) -> None:
+    with pytest.raises(ConfigError, match="a port for Prometheus is 0 to 65535"):
+        Prometheus(port)
+
+
 def test_two_checkpointers_of_a_program_share_a_port(server: MetricsServer) -> None:
     second = serve_metrics("127.0.0.1", 0)
     assert second is server
@@ -121,6 +128,20 @@ def test_two_checkpointers_of_a_program_share_a_port(server: MetricsServer) -> N
         scraped(server.port)
 
 
+def test_failed_start_leaves_the_port_of_another(world: World) -> None:
+    observer = Prometheus(0)
+    seen: list[Event] = []
+    world.persistent.mkdir(parents=True)
+    no_directory = world.persistent / "file"
+    no_directory.write_text("")
+    with world.open(on_event=[seen.append, observer]):
+        with pytest.raises(LocalTierError):
+            world.open(on_event=observer, local_dir=str(no_directory))
+        assert scraped(port_of(seen))
+    with pytest.raises(OSError, match="refused"):
+        scraped(port_of(seen))
+
+
 def test_rude_scrapers_disturb_nobody(server: MetricsServer) -> None:
     rude = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(2)]
     rude[0].sendall(b"GET /metr")  # and silence
@@ -133,6 +154,17 @@ def test_rude_scrapers_disturb_nobody(server: MetricsServer) -> None:
     assert time.monotonic() - before_s < 5
     for each in rude:
         each.close()
+
+
+def test_request_that_the_application_fails_on_writes_nothing(
+    server: MetricsServer, capfd: pytest.CaptureFixture[str]
+) -> None:
+    accept = "application/openmetrics-text; version=x"
+    address = f"http://127.0.0.1:{server.port}/metrics"
+    with pytest.raises(OSError, match="500"):
+        urllib.request.urlopen(urllib.request.Request(address, headers={"Accept": accept}))
+    server.close()
+    assert capfd.readouterr().err == ""
 
 
 def test_dripping_scrapers_end_at_the_deadline() -> None:
