@@ -330,7 +330,8 @@ class StorageDirectory:
 
     def lexists(self, below: str) -> bool:
         """Return whether a file system has the name ``below``, even as a dangling link."""
-        return os.path.lexists(self.path / below)
+        look = partial(is_there, self.path / below, follows=False)
+        return self.do("inspect", f"/{below}", look)
 
     def deadline_s(self, deadline_s: float | None) -> float:
         """Return ``deadline_s``, of ``time.monotonic``, or ``timeout_s`` from now."""
@@ -438,8 +439,8 @@ def read_at_most(path: epath.Path, limit_bytes: int) -> bytes:
         return b""  # the object is empty, since it has no range at all
 
 
-def is_there(path: epath.Path) -> bool:
-    """Return whether a file exists. For use inside ``StorageDirectory.do``.
+def is_there(path: epath.Path, *, follows: bool = True) -> bool:
+    """Return whether a file exists; ``follows``: a link's target. For use inside ``do``.
 
     ``path.exists()`` takes every error of a file system for absence: a refusal, or a server that
     does not answer for a moment.
@@ -448,7 +449,7 @@ def is_there(path: epath.Path) -> bool:
         if "://" in str(path):
             read_at_most(path, 1)  # one request; a folder of that name is not asked for
         else:
-            os.stat(path)
+            os.stat(path, follow_symlinks=follows)
     except (FileNotFoundError, NotADirectoryError):
         return False
     return True

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -11,10 +13,12 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 from persistent_steps import complete_steps
-from world import STORAGE, World, same, save_all
+from world import LONG_S, STORAGE, World, same, save, save_all
 
-from emergency_ckpt.errors import PersistentTierError
+from emergency_ckpt.errors import PersistentTierError, SaveFailed
 from emergency_ckpt.storage import StorageDirectory
+
+SHORT_S = 2.0
 
 
 def before_looks(monkeypatch: pytest.MonkeyPatch, end: str, then: Callable[[str], object]) -> None:
@@ -84,3 +88,23 @@ def test_error_of_a_moment_takes_no_step_away(
             save_all(ckpt, world, 3)
     assert not world.named("persistent.removal")
     assert complete_steps(str(world.persistent)) == [1, 2, 3]
+
+
+def test_look_at_the_place_of_a_step_has_a_deadline(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = threading.Event()
+    limits = {"stall_timeout_s": SHORT_S, "total_timeout_s": 2 * SHORT_S}
+    with world.open_both(**STORAGE, **limits) as ckpt:
+        save_all(ckpt, world, 1)
+        with monkeypatch.context() as patch:
+            before_looks(patch, "/persistent/2", lambda _: answers.wait(LONG_S))
+            assert save(ckpt, world, 2)
+            began_s = time.monotonic()
+            ckpt.wait_until_finished(LONG_S)
+            assert time.monotonic() - began_s < LONG_S / 2
+            answers.set()
+        with pytest.raises(SaveFailed, match="no answer in time"):
+            ckpt.check_for_errors()
+        save_all(ckpt, world, 3)
+    assert complete_steps(str(world.persistent)) == [1, 3]
