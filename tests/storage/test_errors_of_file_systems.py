@@ -63,6 +63,26 @@ def test_steps_that_may_not_be_looked_into_are_no_fresh_start(
         assert (step, state["w"].tolist()) == (4, [1.0] * 3)
 
 
+@pytest.mark.parametrize("nth", [1, 2])
+def test_error_of_a_moment_takes_no_step_of_plain_orbax_away(
+    world: World, monkeypatch: pytest.MonkeyPatch, nth: int
+) -> None:
+    """Orbax itself takes such an error for absence. The ``nth`` look for its document fails."""
+    with ocp.CheckpointManager(world.persistent) as manager:
+        for step in (2, 4):
+            manager.save(step, args=ocp.args.StandardSave({"w": np.full(3, step)}))
+    looks = iter(range(1, 1_000_000))
+
+    def fail(path: str) -> None:
+        if next(looks) == nth:
+            raise OSError(errno.EIO, os.strerror(errno.EIO), path)
+
+    with monkeypatch.context() as patch, world.open_both(**STORAGE) as ckpt:
+        before_looks(patch, "/persistent/4/default/_METADATA", fail)
+        assert ckpt.restore(state={"w": np.zeros(3, np.int64)})[0] == 4
+    assert next(looks) > nth
+
+
 @pytest.mark.parametrize("is_late", [False, True])
 @pytest.mark.parametrize("times", [1, 3])
 def test_error_of_a_moment_takes_no_step_away(
