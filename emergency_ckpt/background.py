@@ -306,7 +306,8 @@ class BackgroundWorker:
                 return
             try:
                 work()
-            except Exception as error:  # noqa: BLE001 - recorded, raised by check_for_errors
+            # Recorded, raised by check_for_errors. A listener's SystemExit would end the thread.
+            except BaseException as error:  # noqa: BLE001
                 text = f"unexpected {type(error).__name__}: {error}"
                 self._failures.record(SaveFailed("run", self._thread.name, text), cause=error)
             finally:

@@ -301,7 +301,7 @@ class SaveWork:
 
         def work() -> None:
             complete = persistent.run(job)
-            if publishes:
+            if publishes and (complete or persistent.problem):  # else all have left it out
                 # This process decides for all when to try again, and tells the others of a pause.
                 self._schedules[PERSISTENT].note_outcome(failed=not complete)
             capture.close(is_written=complete)

@@ -253,18 +253,8 @@ class StorageDirectory:
 
     def has_file(self, below: str, deadline_s: float | None = None) -> bool:
         """Return True when the file ``below`` exists."""
-        path = self.path / below
-
-        def inspect() -> bool:
-            if not self.is_object_store:
-                return path.exists()
-            try:
-                read_at_most(path, 1)  # one request; a folder of that name is not asked for
-            except FileNotFoundError:
-                return False
-            return True
-
-        return self.do("inspect", f"/{below}", inspect, deadline_s)
+        look = partial(is_there, self.path / below)
+        return self.do("inspect", f"/{below}", look, deadline_s)
 
     def read_bounded(
         self, path: epath.Path, below: str, limit_bytes: int, deadline_s: float | None = None
@@ -340,7 +330,8 @@ class StorageDirectory:
 
     def lexists(self, below: str) -> bool:
         """Return whether a file system has the name ``below``, even as a dangling link."""
-        return os.path.lexists(self.path / below)
+        look = partial(is_there, self.path / below, follows=False)
+        return self.do("inspect", f"/{below}", look)
 
     def deadline_s(self, deadline_s: float | None) -> float:
         """Return ``deadline_s``, of ``time.monotonic``, or ``timeout_s`` from now."""
@@ -446,6 +437,22 @@ def read_at_most(path: epath.Path, limit_bytes: int) -> bytes:
         if getattr(error, "code", None) != _UNSATISFIABLE:
             raise
         return b""  # the object is empty, since it has no range at all
+
+
+def is_there(path: epath.Path, *, follows: bool = True) -> bool:
+    """Return whether a file exists; ``follows``: a link's target. For use inside ``do``.
+
+    ``path.exists()`` takes every error of a file system for absence: a refusal, or a server that
+    does not answer for a moment.
+    """
+    try:
+        if "://" in str(path):
+            read_at_most(path, 1)  # one request; a folder of that name is not asked for
+        else:
+            os.stat(path, follow_symlinks=follows)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return True
 
 
 def _has(path: epath.Path, data: bytes) -> bool:

@@ -33,8 +33,8 @@ from emergency_ckpt.errors import ConfigError, CorruptData
 from emergency_ckpt.state.tree import path_of
 from emergency_ckpt.storage.calls import NOT_IN_TIME, is_damage
 from emergency_ckpt.storage.chunks import ChunkIndex, FileBox, Sink, read_into
-from emergency_ckpt.storage.directory import text_of
-from emergency_ckpt.storage.orbax_names import TREE
+from emergency_ckpt.storage.directory import is_there, text_of
+from emergency_ckpt.storage.orbax_names import MANIFEST, TREE
 from emergency_ckpt.storage.steps.folders import ITEMS
 from emergency_ckpt.types import Box, LeafSpec, ShardId
 from emergency_ckpt.work_progress import WorkProgress
@@ -84,9 +84,15 @@ def describe_item(item: epath.Path) -> dict[str, StoredLeaf]:
     """
     import orbax.checkpoint as ocp  # noqa: PLC0415
 
-    metadata = ocp.StandardCheckpointHandler().metadata(item)
+    ocdbt = is_there(item / MANIFEST)
+    try:
+        metadata = ocp.StandardCheckpointHandler().metadata(item)
+    except FileNotFoundError as error:
+        if not is_there(item / TREE):
+            raise
+        # Orbax takes every error of a file system for absence.
+        raise ConnectionError(f"{item / TREE} is there, and Orbax does not find it") from error
     driver = "zarr3" if metadata.use_zarr3 else "zarr"
-    ocdbt = ocp.type_handlers.is_ocdbt_checkpoint(item)
     leaves: dict[str, StoredLeaf] = {}
     for key_path, value in jax.tree_util.tree_leaves_with_path(metadata.tree):
         path = path_of(key_path)
@@ -114,11 +120,9 @@ def open_by_name(
     names = {path: stored_name(path) for path in paths}
     if len(set(names.values())) < len(names):
         return None  # ``{"a/b": ..., "a.b": ...}``: only one of these leaves has this name
-    import orbax.checkpoint as ocp  # noqa: PLC0415
-
     progress = WorkProgress.until(deadline_s)
-    # In a bucket all items of this package are databases; a look would take two requests.
-    ocdbt = in_bucket(item) or ocp.type_handlers.is_ocdbt_checkpoint(item)
+    # In a bucket all items of this package are databases; a look would take a request.
+    ocdbt = in_bucket(item) or is_there(item / MANIFEST)
     if ocdbt and (indexed := _from_index(str(item), names, progress)) is not None:
         return indexed
 
@@ -177,7 +181,7 @@ def describe_plain(
     """
 
     def has_arrays(name: str) -> bool:
-        return (folder / name / TREE).exists()
+        return is_there(folder / name / TREE)
 
     usual = next(filter(has_arrays, (*ITEMS, "") if item is None else (item,)), None)
     if usual is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from world import LONG_S, World, save, save_all
 
 from emergency_ckpt.background import Failures
 from emergency_ckpt.cluster import LocalCoordinator, Peers
@@ -16,7 +18,7 @@ from emergency_ckpt.cluster.timelines import Timelines
 from emergency_ckpt.core.save.snapshot_plan import DeviceReads
 from emergency_ckpt.core.shard_layout import lay_out, shard_nbytes
 from emergency_ckpt.errors import RamdiskFull, SaveFailed, SlotBusy
-from emergency_ckpt.events import EventSink
+from emergency_ckpt.events import Event, EventSink
 from emergency_ckpt.ram import LocalTier
 from emergency_ckpt.save import Ballot, Outcome, Vote
 from emergency_ckpt.save.local_save import LocalSave, LocalSaves
@@ -105,3 +107,19 @@ def test_training_goes_on_before_the_vote_ends(
     snapshot.close()
     client.close()
     tier.close()
+
+
+def test_listener_that_exits_ends_no_later_save(world: World) -> None:
+    """Python ends the thread alone, and without a word."""
+
+    def exit_at_first(event: Event) -> None:
+        if event.name == "save.complete" and event.fields["step"] == 1:
+            sys.exit("of a listener")
+
+    with world.open(on_event=exit_at_first, save_timeout_s=1.0) as checkpointer:
+        assert save(checkpointer, world, 1)
+        checkpointer.wait_until_finished(LONG_S)
+        with pytest.raises(SaveFailed, match="unexpected SystemExit: of a listener"):
+            checkpointer.check_for_errors()
+        save_all(checkpointer, world, 2, 3)
+        assert checkpointer.latest_step() == 3

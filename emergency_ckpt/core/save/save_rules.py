@@ -185,7 +185,7 @@ def plain_metrics(metrics: Any, what: str = "metrics") -> Any:
     """
     try:
         plain = _plain(metrics, MAX_DEPTH)
-        json.dumps(plain)
+        json.dumps(plain, ensure_ascii=False).encode()  # a name of a file may be no Unicode
     except (TypeError, ValueError, RuntimeError, RecursionError) as error:
         raise InvalidState(
             "save", what, f"they are not JSON values: {error}", hint="give plain numbers"

@@ -8,7 +8,7 @@ from itertools import islice
 
 from emergency_ckpt.core.step_names import PLAIN, folders_of, may_be_unknown_step, steps_by_kind
 from emergency_ckpt.errors import PersistentTierError
-from emergency_ckpt.storage.directory import StorageDirectory
+from emergency_ckpt.storage.directory import StorageDirectory, is_there
 from emergency_ckpt.storage.marker import HOST_STATE
 from emergency_ckpt.storage.orbax_names import ROOT_METADATA, STEP_METADATA, TREE
 
@@ -110,7 +110,7 @@ class StepFolders:
         files = [STEP_METADATA, TREE, *(f"{item}/{TREE}" for item in ITEMS)]
         paths = [self._storage.path / name / file for file in files]
         return self._storage.do(
-            "inspect", f"/{name}", lambda: any(path.exists() for path in paths), self._deadline_s
+            "inspect", f"/{name}", lambda: any(map(is_there, paths)), self._deadline_s
         )
 
     def _error(self, problem: str) -> PersistentTierError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from typing import Any
 
 import jax.numpy as jnp
@@ -58,6 +59,8 @@ def test_metrics_that_are_no_json_values_are_refused() -> None:
     endless: dict[str, Any] = {}
     endless["again"] = endless
     mixed = {1: 0.5, "loss": 0.5}
-    for bad in (mixed, {"x": {1, 2}}, {(1, 2): 3}, {"x": 1j}, {"x": np.array([b"1"])}, endless):
+    name = os.fsdecode(b"\xff")
+    others = {"x": {1, 2}}, {(1, 2): 3}, {"x": 1j}, {"x": np.array([b"1"])}, {"file": name}
+    for bad in (mixed, endless, *others):
         with pytest.raises(InvalidState, match="not JSON values"):
             plain_metrics(bad)

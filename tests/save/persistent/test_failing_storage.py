@@ -35,7 +35,10 @@ from emergency_ckpt.core.save.announcements import Progress
 from emergency_ckpt.core.step_log import Table
 from emergency_ckpt.errors import PersistentTierError, SaveFailed
 from emergency_ckpt.observer import AtStep, JobView, Observer, StepProgress
+from emergency_ckpt.save.persistent.rounds import SaveLeftOut, StageReport
+from emergency_ckpt.save.persistent.save import PersistentSave, PersistentSaves
 from emergency_ckpt.save.schedule import TierSchedule
+from emergency_ckpt.save.vote import LEARNED_LATE
 from emergency_ckpt.storage import PersistentTier, StepLog, StorageDirectory
 
 
@@ -148,6 +151,25 @@ def test_save_after_failures_pauses_and_recovers(world: World, refused: str) -> 
 
 def _skipped(world: World) -> list[object]:
     return [event.fields["step"] for event in world.named("save.skipped", cause="paused")]
+
+
+def test_saves_for_which_a_process_was_late_make_no_pause(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All leave such a save out, and the leader announces that save once more at once."""
+    take_part, late = PersistentSaves._save, iter(range(4))
+
+    def left_out(saves: PersistentSaves, job: PersistentSave) -> StageReport:
+        if next(late, None) is not None:
+            raise SaveLeftOut("save", f"step {job.save.step}", LEARNED_LATE, cause="late")
+        return take_part(saves, job)
+
+    monkeypatch.setattr(PersistentSaves, "_save", left_out)
+    with world.open_both(save_every=1, local_save_every=0) as checkpointer:
+        save_all(checkpointer, world, 1, 2, 3, 4, 5)
+        assert len(world.named("save.skipped", cause="late")) == 4
+        assert _skipped(world) == []
+        assert checkpointer.all_steps() == [5]
 
 
 def test_schedule_in_a_pause_announces_no_step() -> None:
