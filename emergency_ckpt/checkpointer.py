@@ -332,7 +332,8 @@ class EmergencyCheckpointer:
         save after this restore: from then on they do not count.
 
         Args:
-          step: restore this step or fail; None and "latest" mean the newest complete one.
+          step: restore this step or fail; None and "latest" mean the newest complete one. Equal on
+            all processes, else RestoreFailed names two of them.
           state: the state to restore into: arrays, or specs with shape, dtype and sharding. It is
             not changed. Where these have a layout on the devices (a ``Format`` of JAX), so have the
             restored ones. Host values (numpy, numbers) give the types of the returned ones. A

@@ -190,6 +190,14 @@ def requested_step(world: JobProcess) -> Any:
     return [*seen, restore(world, "requested"), restore(world, "requested", requested=10)]
 
 
+def other_steps(world: JobProcess) -> Any:
+    """Each process asks for the step that it calls the newest; then all for that of one."""
+    train(world, "other_steps", range(1, 11))
+    first = restore(world, "other_steps", requested=10 if world.process == 2 else 5)
+    newest = restore(world, "other_steps", requested=None if world.process == 2 else 5)
+    return [first, newest, restore(world, "other_steps", requested=10)]
+
+
 def another_run(world: JobProcess) -> Any:
     """A run neither restores nor removes what a run that crashed left on the same ramdisk."""
     train(world, "old", range(1, 11))

@@ -134,6 +134,15 @@ def test_requested_step_and_what_was_newer(results: Results) -> None:
     assert all(pair[3]["error"] == "StepNotFound" for pair in both)
 
 
+def test_processes_that_ask_for_other_steps_restore_none(results: Results) -> None:
+    first, newest, then = zip(*of(results, "other_steps"), strict=True)
+    for errors, asked in ((first, "step 10"), (newest, "the newest complete step")):
+        assert {error["error"] for error in errors} == {"RestoreFailed"}
+        text = f"process 2 asks for {asked}, process 0 for step 5"
+        assert all(text in error["text"] for error in errors)
+    check_whole(list(then), 10)
+
+
 def test_another_runs_ramdisk_is_neither_restored_nor_removed(results: Results) -> None:
     for seen in of(results, "another_run"):
         assert seen["beside"] == {"step": None, "untouched": True}
