@@ -347,9 +347,10 @@ class EmergencyCheckpointer:
         Returns:
           (step, restored state), bit for bit as saved; (None, ``state``) on a fresh start.
 
-        Raises the same kind of error on all processes. Then ``host_state`` is as it was, and saves
-        go on as if this method had not been called. Only what RAM has of incomplete saves, newer
-        than the step that would have been restored, may be gone:
+        Raises the same kind of error on all processes. Then ``host_state`` is as it was, but for an
+        object that refuses that state (event ``restore.note``), and saves go on as if this method
+        had not been called. Only what RAM has of incomplete saves, newer than the step that would
+        have been restored, may be gone:
           InvalidState: ``step`` or ``state`` is not valid.
           StateMismatch: leaves, shapes or dtypes differ. StepNotFound: ``step`` is not complete.
           HostStateError: saved by another number of processes. Unrecoverable: too much is lost.

@@ -76,6 +76,20 @@ def mended_and_lost(world: JobProcess) -> Any:
     return [first, restore(world, "mended_and_lost")]
 
 
+class _OnlyForward(Iterator):
+    """It takes the state of any batch, and not the one that it had before the first."""
+
+    def set_state(self, state: bytes) -> None:
+        if state == Iterator(-1).get_state():
+            raise ValueError("no batch was drawn yet")
+        super().set_state(state)
+
+
+def iterator_not_set_back(world: JobProcess) -> Any:
+    """Two processes have set their iterators when the others find the step damaged."""
+    return after(damaged(0, 2), iterator=_OnlyForward(-1))(world)
+
+
 def truncate_manifest(world: JobProcess, name: str) -> None:
     if world.process == 2:
         path = newest_manifest(process_dir(world, name, 2))

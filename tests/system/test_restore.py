@@ -65,6 +65,12 @@ def test_shard_damaged_everywhere_leads_to_the_older_step(results: Results) -> N
     assert all(s["rejected"][0][0] == 10 for s in seen)
 
 
+def test_iterator_that_cannot_be_set_back_ends_no_restore(results: Results) -> None:
+    seen = of(results, "iterator_not_set_back")
+    check_whole(seen, 5)
+    assert all(s["rejected"][0][0] == 10 for s in seen)
+
+
 def test_truncated_manifest_counts_as_absent(results: Results) -> None:
     seen = of(results, "truncated_manifest")
     check_whole(seen, 10)
