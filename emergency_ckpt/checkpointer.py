@@ -359,7 +359,6 @@ class EmergencyCheckpointer:
         """
         self._check_running("restore")
         wanted = wanted_step("restore", step)
-        self._saver.ending.wait_before_restore()
         self._progress.restart()
         self._restored_host_state = host_state is not None
         self.makes_way = True

@@ -234,7 +234,7 @@ class RestoreLeader:
         if fatal or not new or self._attempts >= MAX_ATTEMPTS:
             kinds: set[FailureKind] = {status.kind for status in fatal}
             kind: FailureKind = kinds.pop() if len(kinds) == 1 else "failed"
-            return Failed(text, kind, f"step {self._step}")
+            return Failed(text, kind, "the job" if self._step is None else f"step {self._step}")
         if self._persistent is not None and any(copy.holder == PERSISTENT for copy in new):
             self._has_news(self._persistent)
         self._leave_out(new, text)

@@ -124,6 +124,21 @@ class Failed(msgspec.Struct, frozen=True, tag="failed", forbid_unknown_fields=Tr
     target: str = "the job"
 
 
+def refuse(coordinator: Coordinator, name: str, series: Series, error: Exception) -> None:
+    """Report to the others that this process cannot begin its part of the restore ``name``.
+
+    Does not block. A coordination error is not raised, because the caller's error matters more.
+    """
+    text = f"{type(error).__name__}: {error}"[:ERROR_LIMIT_CHARS]
+    try:
+        first = Round(coordinator, f"{name}/0", 0.0, grouped=True, series=series)
+        first.say(msgspec.json.encode(Row(Status(text))))
+        if coordinator.process_index == 0:
+            first.tell(msgspec.json.encode(Failed(f"process 0: {text}")))
+    except CheckpointError as failure:
+        error.add_note(f"The other processes got no report of this: {failure}")
+
+
 def status_of(error: Exception, plan: RestorePlan | LoadPlan) -> Status:
     """Return the status that reports ``error``, with which this process's part of ``plan`` failed.
 

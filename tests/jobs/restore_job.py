@@ -90,6 +90,32 @@ def iterator_not_set_back(world: JobProcess) -> Any:
     return after(damaged(0, 2), iterator=_OnlyForward(-1))(world)
 
 
+class _Unready(Iterator):
+    def get_state(self) -> bytes:
+        raise ValueError("no data set is open")
+
+
+def part_not_begun(world: JobProcess) -> Any:
+    """One process has no state to restore into, then another no state of its iterator."""
+    name, mesh = "part_not_begun", mesh_of(world.slices)
+    train(world, name, range(1, 11))
+    state, iterator = specs_on(mesh), Iterator(-1)
+    seen: list[Any] = []
+    with world.config(name, mesh=mesh).instantiate() as ckpt:
+        for state_here, iterator_here in (
+            (state | {"w": object()} if world.process == 0 else state, iterator),
+            (state, _Unready(-1) if world.process == 2 else iterator),
+        ):
+            try:
+                ckpt.restore(state=state_here, host_state=iterator_here)
+            except CheckpointError as error:
+                seen.append([type(error).__name__, str(error)])
+            world.meet()
+        seen.append(ckpt.restore(state=state, host_state=iterator)[0])
+        world.meet()
+    return seen
+
+
 def truncate_manifest(world: JobProcess, name: str) -> None:
     if world.process == 2:
         path = newest_manifest(process_dir(world, name, 2))

@@ -71,6 +71,18 @@ def test_iterator_that_cannot_be_set_back_ends_no_restore(results: Results) -> N
     assert all(s["rejected"][0][0] == 10 for s in seen)
 
 
+def test_process_that_cannot_begin_is_an_error_for_all_by_name(results: Results) -> None:
+    """Nobody waits for it, and the next restore finds all processes."""
+    first, second, then = zip(*of(results, "part_not_begun"), strict=True)
+    assert [kind for kind, _ in first] == ["InvalidState", *["RestoreFailed"] * 3]
+    assert all("process 0: InvalidState: " in text for _, text in first[1:])
+    kinds = ["RestoreFailed", "RestoreFailed", "HostStateError", "RestoreFailed"]
+    assert [kind for kind, _ in second] == kinds
+    named = "restore the job: process 2: HostStateError: "
+    assert all(text.startswith(named) for _, text in (*second[:2], second[3]))
+    assert then == (10,) * 4
+
+
 def test_truncated_manifest_counts_as_absent(results: Results) -> None:
     seen = of(results, "truncated_manifest")
     check_whole(seen, 10)
