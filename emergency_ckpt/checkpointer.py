@@ -332,7 +332,8 @@ class EmergencyCheckpointer:
         save after this restore: from then on they do not count.
 
         Args:
-          step: restore this step or fail; None and "latest" mean the newest complete one.
+          step: restore this step or fail; None and "latest" mean the newest complete one. Equal on
+            all processes, else RestoreFailed names two of them.
           state: the state to restore into: arrays, or specs with shape, dtype and sharding. It is
             not changed. Where these have a layout on the devices (a ``Format`` of JAX), so have the
             restored ones. Host values (numpy, numbers) give the types of the returned ones. A
@@ -346,9 +347,10 @@ class EmergencyCheckpointer:
         Returns:
           (step, restored state), bit for bit as saved; (None, ``state``) on a fresh start.
 
-        Raises the same kind of error on all processes. Then ``host_state`` is as it was, and saves
-        go on as if this method had not been called. Only what RAM has of incomplete saves, newer
-        than the step that would have been restored, may be gone:
+        Raises the same kind of error on all processes. Then ``host_state`` is as it was, but for an
+        object that refuses that state (event ``restore.note``), and saves go on as if this method
+        had not been called. Only what RAM has of incomplete saves, newer than the step that would
+        have been restored, may be gone:
           InvalidState: ``step`` or ``state`` is not valid.
           StateMismatch: leaves, shapes or dtypes differ. StepNotFound: ``step`` is not complete.
           HostStateError: saved by another number of processes. Unrecoverable: too much is lost.
@@ -357,7 +359,6 @@ class EmergencyCheckpointer:
         """
         self._check_running("restore")
         wanted = wanted_step("restore", step)
-        self._saver.ending.wait_before_restore()
         self._progress.restart()
         self._restored_host_state = host_state is not None
         self.makes_way = True

@@ -11,6 +11,7 @@ from emergency_ckpt.opening import Opened
 from emergency_ckpt.restore.host_state import HostStateRestore
 from emergency_ckpt.restore.request import RestoredState, RestoreReport, RestoreRequest
 from emergency_ckpt.restore.restore import Restore
+from emergency_ckpt.restore.rounds import refuse
 from emergency_ckpt.state.tree import PyTree, describe
 from emergency_ckpt.types import LOCAL, PERSISTENT, TierName
 
@@ -29,8 +30,9 @@ class Resume:
     def restore(
         self, state: PyTree, host_state: object, step: int | None, *, tensors_only: bool
     ) -> tuple[RestoredState, RestoreReport] | None:
-        """Restore ``step``, and let saves go on from it. Collective; blocks. No save is under way.
+        """Restore ``step``, and let saves go on from it. Collective; blocks.
 
+        0. Saves in progress end. An error before 1 is told to the others, which wait for this one.
         1. Saves are held up.
         2. ``Restore.run`` brings the step, or finds that there never was one.
         3. All settle: leftovers of saves are forgotten, RAM is reserved for the saves to come.
@@ -38,21 +40,26 @@ class Resume:
 
         Returns None where there was nothing to restore; raises as the caller's own ``restore``.
         """
-        parts = self._parts
-        tree = describe(state, "restore")
-        placement = parts.saver.work.place(tree)
-        wants = host_state is not None
-        request = RestoreRequest(tree, state, step, wants, placement.retained, tensors_only)
+        parts, of_restore = self._parts, self._parts.restore_parts
         name, is_first = f"restore/{self._restores}", self._restores == 0
         self._restores += 1
-        value = HostStateRestore(parts.restore_parts, host_state, placement.buddies)
+        try:
+            parts.saver.ending.wait_before_restore()
+            tree = describe(state, "restore")
+            placement = parts.saver.work.place(tree)
+            wants = host_state is not None
+            request = RestoreRequest(tree, state, step, wants, placement.retained, tensors_only)
+            value = HostStateRestore(of_restore, host_state, placement.buddies)
+        except Exception as error:
+            refuse(of_restore.coordinator, name, of_restore.series, error)
+            raise
         reports: list[RestoreReport | None] = []
         started_s = time.monotonic()
         parts.saver.ending.begin_restore()
         try:
             with parts.held_steps():
                 parts.events.emit("restore.stage", stage="started", requested_step=step)
-                restore = Restore(parts.restore_parts, request, name, host_state=value)
+                restore = Restore(of_restore, request, name, host_state=value)
                 restored = restore.run()
 
             def settle() -> None:
@@ -66,7 +73,7 @@ class Resume:
                 settle,
                 parts.watch,
                 parts.config.time_limits.patience_s,
-                parts.restore_parts.series,
+                of_restore.series,
             )
             if errors:
                 raise RestoreFailed("settle", "what RAM holds", errors)

@@ -132,11 +132,19 @@ class HostStateRestore:
             pushed.result()
 
     def undo(self) -> None:
-        """Give the value its former state back: the attempt failed, here or on another process."""
+        """Give the value its former state back: the attempt failed, here or on another process.
+
+        An object that refuses this state is reported, and ends neither the next attempt nor the
+        error of this one.
+        """
         self.finish()
         if self._moved:
-            host_states.apply(self._value, self._before)
             self._moved = False
+            try:
+                host_states.apply(self._value, self._before)
+            except HostStateError as error:
+                text = f"the host state is not what it was before the restore: {error}"
+                self._parts.events.emit("restore.note", text=text)
 
 
 def apply_host_state(

@@ -234,7 +234,7 @@ class RestoreLeader:
         if fatal or not new or self._attempts >= MAX_ATTEMPTS:
             kinds: set[FailureKind] = {status.kind for status in fatal}
             kind: FailureKind = kinds.pop() if len(kinds) == 1 else "failed"
-            return Failed(text, kind, f"step {self._step}")
+            return Failed(text, kind, "the job" if self._step is None else f"step {self._step}")
         if self._persistent is not None and any(copy.holder == PERSISTENT for copy in new):
             self._has_news(self._persistent)
         self._leave_out(new, text)
@@ -330,9 +330,13 @@ class RestoreLeader:
     def _read_more(self, answer: RestorePlan | NoPlan) -> bool:
         """Read unread manifests of saves newer than ``answer``; return whether there were any.
 
-        HolderUnreachable when a manifest still cannot be read at the deadline.
+        Those of saves that do not count are not waited for. HolderUnreachable when a manifest still
+        cannot be read at the deadline.
         """
-        unread = self._manifests.unread
+        unread, timeline = self._manifests.unread, self._inventory.timeline
+        if timeline is not None and self._requested_step is None:
+            reason = timeline.rejection_reason
+            unread = {d: x for d, x in unread.items() if not reason(x.step, x.incarnation)}
         if not unread:
             return False
         digests = passed_over_unread(

@@ -105,6 +105,7 @@ class Restore:
             request.tree.wanted,
             leader,
             deadline_s=end_s,
+            step=request.requested_step,
             check=self._beats.check,
         )
         self._room = RestoreRoom(

@@ -53,9 +53,10 @@ _MOST_NAMED = 8
 
 
 class Report(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One process's inventory, and a digest of the state that it wants back.
+    """One process's inventory, and the step and a digest of the state that it wants back.
 
     Attributes:
+      step: None: the newest complete step.
       damaged: by digest, shards of its own copies that it found damaged before.
       restored: the saves from which the newest lives began, by its records.
     """
@@ -63,6 +64,7 @@ class Report(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     inventory: HolderInventory
     state_digest: str
     wants_host_state: bool
+    step: int | None = None
     damaged: dict[str, tuple[int, ...]] = {}
     restored: tuple[RestoredSave, ...] = ()
 
@@ -120,6 +122,21 @@ class Failed(msgspec.Struct, frozen=True, tag="failed", forbid_unknown_fields=Tr
     error: str
     kind: FailureKind = "failed"
     target: str = "the job"
+
+
+def refuse(coordinator: Coordinator, name: str, series: Series, error: Exception) -> None:
+    """Report to the others that this process cannot begin its part of the restore ``name``.
+
+    Does not block. A coordination error is not raised, because the caller's error matters more.
+    """
+    text = f"{type(error).__name__}: {error}"[:ERROR_LIMIT_CHARS]
+    try:
+        first = Round(coordinator, f"{name}/0", 0.0, grouped=True, series=series)
+        first.say(msgspec.json.encode(Row(Status(text))))
+        if coordinator.process_index == 0:
+            first.tell(msgspec.json.encode(Failed(f"process 0: {text}")))
+    except CheckpointError as failure:
+        error.add_note(f"The other processes got no report of this: {failure}")
 
 
 def status_of(error: Exception, plan: RestorePlan | LoadPlan) -> Status:
@@ -192,6 +209,7 @@ class RestoreRounds:
       leaves: those that this process asks for, by path.
       leader: gives the answers, in process 0; not used elsewhere.
       deadline_s: of ``time.monotonic``; DeadlineExceeded after it.
+      step: that this process asks for; None: the newest complete one.
       check: called at intervals of some seconds with the processes that this process waits for; an
         error that it raises ends the wait.
     """
@@ -205,6 +223,7 @@ class RestoreRounds:
         leader: RestoreLeader | None,
         *,
         deadline_s: float,
+        step: int | None = None,
         check: Callable[[Collection[int]], None] = lambda _: None,
     ) -> None:
         self._coordinator = coordinator
@@ -216,6 +235,7 @@ class RestoreRounds:
         self._leader = leader
         self._leader_error: CheckpointError | None = None
         self._deadline_s = deadline_s
+        self._step = step
         self._check = check
         self._held = 0
 
@@ -228,8 +248,9 @@ class RestoreRounds:
         restored: tuple[RestoredSave, ...] = (),
     ) -> Row:
         """Return the row that reports what this process has and wants."""
-        digest = self._state_digest
-        return Row(report=Report(inventory, digest, wants_host_state, damaged or {}, restored))
+        digest, step = self._state_digest, self._step
+        report = Report(inventory, digest, wants_host_state, step, damaged or {}, restored)
+        return Row(report=report)
 
     def hold(self, row: Row) -> Next:
         """Send ``row``; return the answer, with this process's part of it. Collective; blocks.
@@ -295,6 +316,7 @@ class RestoreRounds:
                 )
                 for process, data in said.items()
             }
+            self._check_steps(rows)
             self._check_states(rows)
             return self._leader.survey(rows) if is_survey else self._leader.answer(rows)
         except Exception as error:  # noqa: BLE001 - the others wait for an answer
@@ -305,6 +327,19 @@ class RestoreRounds:
                 failure.__cause__ = error
             self._leader_error = failure
             return Failed(str(failure)[:4000] or type(error).__name__, _failure_kind(failure))
+
+    def _check_steps(self, rows: Mapping[int, Row]) -> None:
+        """At the leader: RestoreFailed when a process asks for another step than the leader."""
+        asked = {p: row.report.step for p, row in sorted(rows.items()) if row.report}
+        for process, step in asked.items():
+            if step != self._step:
+                first = _asked(self._step)
+                raise RestoreFailed(
+                    "restore",
+                    "the job",
+                    f"process {process} asks for {_asked(step)}, process 0 for {first}",
+                    hint="ask for one step on all processes, or for none: latest_step may differ",
+                )
 
     def _check_states(self, rows: Mapping[int, Row]) -> None:
         """At the leader: RestoreFailed when a process asks for another state than the leader.
@@ -345,3 +380,7 @@ class RestoreRounds:
         more = [f"and {len(lines) - _MOST_NAMED} more"] if len(lines) > _MOST_NAMED else []
         text = "; ".join([*lines[:_MOST_NAMED], *more])
         return RestoreFailed("restore", "the state", f"it is not that of process 0: {text}")
+
+
+def _asked(step: int | None) -> str:
+    return "the newest complete step" if step is None else f"step {step}"

@@ -76,6 +76,46 @@ def mended_and_lost(world: JobProcess) -> Any:
     return [first, restore(world, "mended_and_lost")]
 
 
+class _OnlyForward(Iterator):
+    """It takes the state of any batch, and not the one that it had before the first."""
+
+    def set_state(self, state: bytes) -> None:
+        if state == Iterator(-1).get_state():
+            raise ValueError("no batch was drawn yet")
+        super().set_state(state)
+
+
+def iterator_not_set_back(world: JobProcess) -> Any:
+    """Two processes have set their iterators when the others find the step damaged."""
+    return after(damaged(0, 2), iterator=_OnlyForward(-1))(world)
+
+
+class _Unready(Iterator):
+    def get_state(self) -> bytes:
+        raise ValueError("no data set is open")
+
+
+def part_not_begun(world: JobProcess) -> Any:
+    """One process has no state to restore into, then another no state of its iterator."""
+    name, mesh = "part_not_begun", mesh_of(world.slices)
+    train(world, name, range(1, 11))
+    state, iterator = specs_on(mesh), Iterator(-1)
+    seen: list[Any] = []
+    with world.config(name, mesh=mesh).instantiate() as ckpt:
+        for state_here, iterator_here in (
+            (state | {"w": object()} if world.process == 0 else state, iterator),
+            (state, _Unready(-1) if world.process == 2 else iterator),
+        ):
+            try:
+                ckpt.restore(state=state_here, host_state=iterator_here)
+            except CheckpointError as error:
+                seen.append([type(error).__name__, str(error)])
+            world.meet()
+        seen.append(ckpt.restore(state=state, host_state=iterator)[0])
+        world.meet()
+    return seen
+
+
 def truncate_manifest(world: JobProcess, name: str) -> None:
     if world.process == 2:
         path = newest_manifest(process_dir(world, name, 2))
@@ -188,6 +228,14 @@ def requested_step(world: JobProcess) -> Any:
     train(world, "requested", range(6, 8), since=5, local_save_every=7)
     # Step 10 is newer than what training went on from: it is gone, whatever was on the disks.
     return [*seen, restore(world, "requested"), restore(world, "requested", requested=10)]
+
+
+def other_steps(world: JobProcess) -> Any:
+    """Each process asks for the step that it calls the newest; then all for that of one."""
+    train(world, "other_steps", range(1, 11))
+    first = restore(world, "other_steps", requested=10 if world.process == 2 else 5)
+    newest = restore(world, "other_steps", requested=None if world.process == 2 else 5)
+    return [first, newest, restore(world, "other_steps", requested=10)]
 
 
 def another_run(world: JobProcess) -> Any:

@@ -27,10 +27,13 @@ def train(
 
 
 def restore(world: JobProcess, name: str, **settings: Any) -> dict[str, Any]:
-    """Restore in a fresh checkpointer and compare every bit."""
+    """Restore in a fresh checkpointer and compare every bit.
+
+    ``requested``, ``iterator``: the step, and another iterator than a new one.
+    """
     mesh = settings.setdefault("mesh", mesh_of(world.slices))
     requested = settings.pop("requested", None)
-    iterator = Iterator(-1)
+    iterator = settings.pop("iterator", None) or Iterator(-1)
     world.events.clear()
     try:
         with world.config(name, **settings).instantiate() as ckpt:

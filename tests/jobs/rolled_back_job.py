@@ -18,6 +18,9 @@ from job_process import (
 )
 from restoring import lose
 
+from emergency_ckpt.transfer import wire
+from emergency_ckpt.transfer.server import Session
+
 AWAY = (2, 3)
 """The hosts of slice 1: together they hold a whole copy of the old timeline's newest step."""
 OLD_LIFE, NEW_LIFE = 0, 1000
@@ -105,6 +108,29 @@ def newer_step_abandoned(world: JobProcess) -> Any:
         world.meet()
     _back(world, "newer")
     return [since, _found(world, "newer"), _found(world, "newer")]
+
+
+def abandoned_out_of_reach(world: JobProcess) -> Any:
+    """The hosts that return give nobody the manifests of the old timeline's newer step."""
+    name = "out_of_reach"
+    _train(world, name, 10, OLD_LIFE, None)
+    _away(world, name)
+    since = _train(world, name, 8, NEW_LIFE, 5, local_save_every=8)
+    _back(world, name)
+    answer = Session._answer
+
+    def break_off(self: Session, request: wire.Request) -> None:
+        if isinstance(request, wire.GetContents):
+            raise ConnectionResetError("scripted")
+        answer(self, request)
+
+    if world.process in AWAY:
+        Session._answer = break_off
+    try:
+        first = _found(world, name)
+    finally:
+        Session._answer = answer
+    return [since, first, _found(world, name)]
 
 
 def only_storage_has_the_new(world: JobProcess) -> Any:

@@ -1,4 +1,4 @@
-"""Processes that restore into different states are told which leaf differs, and how."""
+"""Processes that ask for different states or steps are told what differs, and how."""
 
 from __future__ import annotations
 
@@ -28,8 +28,10 @@ class _Leader:
     survey = answer
 
 
-def _errors(states: list[Any], *, survey: bool = False) -> list[str]:
-    """Return the text of the error of each process, of which each restores into its state."""
+def _errors(
+    states: list[Any], steps: list[int | None] | None = None, *, survey: bool = False
+) -> list[str]:
+    """Return the text of the error of each process, which asks for its step and its state."""
     service = MemoryService(len(states))
 
     def restore(process: int) -> str:
@@ -41,6 +43,7 @@ def _errors(states: list[Any], *, survey: bool = False) -> list[str]:
             describe(states[process], "restore").wanted,
             leader,
             deadline_s=time.monotonic() + WAIT_S,
+            step=None if steps is None else steps[process],
         )
         inventory = HolderInventory(f"process/{process}", process, "", (), ())
         row = rounds.report(inventory, wants_host_state=False)
@@ -67,3 +70,16 @@ def test_restore_into_other_leaves_names_them() -> None:
     _, second = _errors([{"w": np.zeros(3)}, {"v": np.zeros(3), "step": 0}])
     assert "step: Python int() here, absent on process 0" in second
     assert "w: absent here, float64(3,) on process 0" in second
+
+
+@pytest.mark.parametrize(
+    ("steps", "text"),
+    [
+        ([5, 5, 10], "process 2 asks for step 10, process 0 for step 5"),
+        ([5, None, 5], "process 1 asks for the newest complete step, process 0 for step 5"),
+        ([None, 0, None], "process 1 asks for step 0, process 0 for the newest complete step"),
+    ],
+)
+def test_restore_of_other_steps_is_an_error_for_all(steps: list[int | None], text: str) -> None:
+    """``latest_step`` is this process's own: after a loss it may differ between processes."""
+    assert all(text in error for error in _errors([{"w": np.zeros(3)}] * 3, steps))

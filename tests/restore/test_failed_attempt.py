@@ -9,6 +9,7 @@ import pytest
 from damage import flip
 from world import World
 
+from emergency_ckpt.errors import RestoreFailed
 from emergency_ckpt.restore.shards import ShardCollection
 
 
@@ -39,3 +40,26 @@ def test_failed_attempt_keeps_no_memory_without_the_collector(world: World) -> N
         assert world.named("restore.quarantined")
         assert world.named("restore.stage", stage="loaded")
         assert not [thing for thing in gc.get_objects() if isinstance(thing, ShardCollection)]
+
+
+class _Broken:
+    """An iterator that takes no state any more, not even its own."""
+
+    def get_state(self) -> int:
+        return 0
+
+    def set_state(self, state: int) -> None:
+        raise OSError("the data set is gone")
+
+
+def test_iterator_that_takes_no_state_leaves_the_first_error(world: World) -> None:
+    broken = _Broken()
+    with world.open() as saving:
+        saving.save(step=1, state=world.state(1), host_state=broken)
+        saving.wait_until_finished()
+    with world.open() as restoring:
+        with pytest.raises(RestoreFailed, match=r"process 0: HostStateError: .*data set is gone"):
+            restoring.restore(state=world.state(0), host_state=broken)
+        assert world.named("restore.failed")
+        (note,) = world.named("restore.note")
+        assert "is not what it was before the restore" in str(note.fields["text"])

@@ -65,6 +65,24 @@ def test_shard_damaged_everywhere_leads_to_the_older_step(results: Results) -> N
     assert all(s["rejected"][0][0] == 10 for s in seen)
 
 
+def test_iterator_that_cannot_be_set_back_ends_no_restore(results: Results) -> None:
+    seen = of(results, "iterator_not_set_back")
+    check_whole(seen, 5)
+    assert all(s["rejected"][0][0] == 10 for s in seen)
+
+
+def test_process_that_cannot_begin_is_an_error_for_all_by_name(results: Results) -> None:
+    """Nobody waits for it, and the next restore finds all processes."""
+    first, second, then = zip(*of(results, "part_not_begun"), strict=True)
+    assert [kind for kind, _ in first] == ["InvalidState", *["RestoreFailed"] * 3]
+    assert all("process 0: InvalidState: " in text for _, text in first[1:])
+    kinds = ["RestoreFailed", "RestoreFailed", "HostStateError", "RestoreFailed"]
+    assert [kind for kind, _ in second] == kinds
+    named = "restore the job: process 2: HostStateError: "
+    assert all(text.startswith(named) for _, text in (*second[:2], second[3]))
+    assert then == (10,) * 4
+
+
 def test_truncated_manifest_counts_as_absent(results: Results) -> None:
     seen = of(results, "truncated_manifest")
     check_whole(seen, 10)
@@ -132,6 +150,15 @@ def test_requested_step_and_what_was_newer(results: Results) -> None:
     check_whole([pair[1] for pair in both], 10)
     check_whole([pair[2] for pair in both], 7)
     assert all(pair[3]["error"] == "StepNotFound" for pair in both)
+
+
+def test_processes_that_ask_for_other_steps_restore_none(results: Results) -> None:
+    first, newest, then = zip(*of(results, "other_steps"), strict=True)
+    for errors, asked in ((first, "step 10"), (newest, "the newest complete step")):
+        assert {error["error"] for error in errors} == {"RestoreFailed"}
+        text = f"process 2 asks for {asked}, process 0 for step 5"
+        assert all(text in error["text"] for error in errors)
+    check_whole(list(then), 10)
 
 
 def test_another_runs_ramdisk_is_neither_restored_nor_removed(results: Results) -> None:

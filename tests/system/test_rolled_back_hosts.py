@@ -20,6 +20,7 @@ results = results_of("rolled_back_job.py")
     [
         ("same_step", 10, "local"),
         ("newer_step_abandoned", 8, "local"),
+        ("abandoned_out_of_reach", 8, "local"),
         ("only_storage_has_the_new", 10, "persistent"),
     ],
 )
