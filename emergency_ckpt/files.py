@@ -218,7 +218,7 @@ def remove_temporaries(dir_fd: int) -> None:
 
 
 def free_bytes(dir_fd: int) -> int:
-    """Return the free bytes of a directory's file system; ``sys.maxsize`` of one without a limit."""
+    """Return the free bytes of a directory's file system; without a limit ``sys.maxsize``."""
     status = os.fstatvfs(dir_fd)
     has_limit = status.f_blocks > 0  # a tmpfs of size=0 and a ramfs tell 0 blocks, 0 of them free
     return status.f_bavail * status.f_frsize if has_limit else sys.maxsize
