@@ -13,6 +13,7 @@ import itertools
 import os
 import resource
 import stat
+import sys
 import time
 from collections.abc import Generator
 from urllib.parse import unquote
@@ -217,9 +218,10 @@ def remove_temporaries(dir_fd: int) -> None:
 
 
 def free_bytes(dir_fd: int) -> int:
-    """Return the free bytes of a directory's file system."""
+    """Return the free bytes of a directory's file system; without a limit ``sys.maxsize``."""
     status = os.fstatvfs(dir_fd)
-    return status.f_bavail * status.f_frsize
+    has_limit = status.f_blocks > 0  # a tmpfs of size=0 and a ramfs tell 0 blocks, 0 of them free
+    return status.f_bavail * status.f_frsize if has_limit else sys.maxsize
 
 
 def file_size_hint() -> str:

@@ -63,7 +63,10 @@ class Prefaulter:
         """
         with self._lock:
             self._asked.append((reserve_bytes, newest_only))
-            self._start()
+            try:
+                self._start()
+            except RuntimeError as error:  # the next thread that starts takes the request
+                self._warn(error)
 
     def ask_first(self, memories: Iterable[SlotMemory]) -> None:
         """Touch and map this memory before any other: somebody may wait for it. Does not block.

@@ -23,6 +23,7 @@ A ``Link`` is used by three:
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import gc
@@ -31,7 +32,7 @@ import threading
 import time
 import weakref
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Literal, Protocol
 
 import jax
@@ -267,7 +268,10 @@ def _private_copies(views: Sequence[npt.NDArray[Any]]) -> list[npt.NDArray[Any]]
     whole_pieces = sum(view.nbytes for view in views) // _PIECE_BYTES
     helpers = min(whole_pieces, copy_threads() - 1) if whole_pieces else 0
     with ThreadPoolExecutor(helpers or 1, "eckpt-copy") as pool:  # of threads that are asked for
-        copied = [pool.submit(copy_remaining) for _ in range(helpers)]
+        copied: list[Future[None]] = []
+        with contextlib.suppress(RuntimeError):  # no more threads: those that started copy all
+            for _ in range(helpers):
+                copied.append(pool.submit(copy_remaining))
         copy_remaining()
         for future in copied:
             future.result()

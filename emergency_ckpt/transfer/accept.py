@@ -22,6 +22,7 @@ from emergency_ckpt.core.limits import (
     MAX_UNPROVEN_FRAME_BYTES,
     MAX_UNPROVEN_PER_ADDRESS,
 )
+from emergency_ckpt.forked import drop_in_child
 from emergency_ckpt.run_secret import Credentials
 from emergency_ckpt.transfer import wire
 from emergency_ckpt.transfer.security.handshake import (
@@ -151,6 +152,7 @@ class Accept:
 
     def _greet(self, sock: socket.socket, name: str, host: str) -> None:
         sock.setblocking(False)
+        drop_in_child(sock, socket.socket.close)
         if self._per_host[host] >= MAX_UNPROVEN_PER_ADDRESS:
             self._make_room(host)
         elif len(self._accepted) >= MAX_UNPROVEN:

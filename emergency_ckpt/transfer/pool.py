@@ -19,7 +19,7 @@ from emergency_ckpt.errors import (
 from emergency_ckpt.run_secret import Credentials
 from emergency_ckpt.transfer import wire
 from emergency_ckpt.transfer.security import handshake
-from emergency_ckpt.transfer.stream import Stream, timeout_until
+from emergency_ckpt.transfer.stream import Stream, Timeout, timeout_until
 
 T = TypeVar("T")
 
@@ -177,7 +177,7 @@ class ConnectionPool:
         earlier: TransferError | None = None  # says more than that the time of a later try is over
         while True:
             try:
-                stream = Stream(socket.create_connection(place, timeout()), address)
+                stream = Stream(_connected(place, timeout), address)
             except OSError as error:
                 raise earlier or _failed(operation, address, error, NotConnected) from error
             try:
@@ -208,6 +208,23 @@ class ConnectionPool:
                 raise failure
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+
+def _connected(place: tuple[str, int], timeout: Timeout) -> socket.socket:
+    """Return a connection to the first address of a name that answers.
+
+    The addresses share the time that is left: ``socket.create_connection`` gives all of it to each.
+    """
+    failure: OSError | None = None
+    addresses = [entry[4] for entry in socket.getaddrinfo(*place, type=socket.SOCK_STREAM)]
+    for number, (host, port, *_) in enumerate(addresses):
+        try:
+            share_s = timeout() / (len(addresses) - number)
+            return socket.create_connection((str(host), int(port)), share_s)
+        except OSError as error:
+            failure = error
+    assert failure is not None, "a name without an address is an error"
+    raise failure
 
 
 _ERRORS: dict[wire.FailureCode, type[TransferError]] = {

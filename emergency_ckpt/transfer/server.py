@@ -285,17 +285,26 @@ class TransferServer:
         self._leaving: list[threading.Thread] = []  # finished their session, perhaps still running
 
     def start(self) -> None:
-        """Begin to serve. Does not block. Call once. ConfigError when the port is taken."""
+        """Begin to serve. Does not block. Call once. ConfigError when the port is taken.
+
+        TransferError when the process can start no thread.
+        """
         try:
             self._listener.listen(_BACKLOG)
         except OSError as error:
             raise ConfigError(
                 [f"transfer address {self.address}: {error}"], target="transfer server"
             ) from error
-        self._accepting = threading.Thread(
+        accepting = threading.Thread(
             target=self._accept.run, name=f"transfer-server {self.address}", daemon=True
         )
-        self._accepting.start()
+        try:
+            accepting.start()
+        except RuntimeError as error:
+            raise TransferError(
+                "start", f"transfer server {self.address}", "no thread can start", actual=str(error)
+            ) from error
+        self._accepting = accepting  # ``stop`` cannot wait for one that was not started
 
     def stop(self) -> None:
         """End every connection and wait for the threads. Idempotent.

@@ -84,6 +84,20 @@ def test_slots_that_do_not_fit_are_refused_and_take_nothing(small: Ramdisk) -> N
     assert_whole(tier, digest, 1)
 
 
+def test_ramdisk_without_a_limit_has_room(small: Ramdisk) -> None:
+    if not small.mounted:
+        pytest.skip("this process may mount no ramdisk")
+    (unlimited := small.path / "unlimited").mkdir()
+    assert mount_tmpfs(unlimited, 0)
+    try:
+        tier = open_tier(unlimited / "runs")
+        tier.reserve(16 << 20)
+        assert_whole(tier, complete_save(tier, 1), 1)
+        tier.close()
+    finally:
+        unmount(unlimited)
+
+
 def test_processes_of_one_start_share_a_full_ramdisk(
     small: Ramdisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:

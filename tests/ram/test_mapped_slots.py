@@ -78,6 +78,8 @@ def test_slots_are_used_where_no_thread_can_map_them(ramdisk: Path, machine: Fak
     tier.reserve(SIZE_BYTES)
     usual = threading.stack_size(1 << 46)  # more than any address space has
     try:
+        tier.map_newest_in_background()
+        tier.prefault_in_background(SIZE_BYTES)
         for step in (1, 2, 3):
             assert_whole(tier, complete_save(tier, step), step)
     finally:

@@ -117,6 +117,17 @@ def test_large_arrays_are_written_whole(make: Callable[[], Link]) -> None:
     assert [bits(array) for array in written] == [view.tobytes() for view in views]
 
 
+def test_arrays_are_written_where_no_thread_can_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(links, "copy_threads", lambda: 2)
+    sent = random_bits((17 << 20,), "uint8", 0)
+    usual = threading.stack_size(1 << 46)  # more than any address space has
+    try:
+        (array,) = LINKS["cpu"]().write([sent], [None])
+    finally:
+        threading.stack_size(usual)
+    np.testing.assert_array_equal(array, sent)
+
+
 def test_probe_says_what_it_found() -> None:
     cpu, fake, refused = LINKS["cpu"]().facts, LINKS["fake"]().facts, refusing().facts
     assert (cpu.way, cpu.maps, cpu.gb_s) == ("views", False, 0.0)

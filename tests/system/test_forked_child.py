@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
+from collections.abc import Iterator
 
 import pytest
 from launch_support import free_port
+from memory_holdings import MemoryHoldings
 from programs import started
+from transfer_support import RUN_ID, SECRET, Shares, connect, greet_by_hand
 from world import World, save_all
 
+from emergency_ckpt.transfer import TransferServer
 from emergency_ckpt.transfer.stream import Stream
 
 PROGRAM = """
@@ -55,11 +60,9 @@ def test_child_of_a_killed_trainer_keeps_neither_lock_nor_port(world: World) -> 
         assert trainer.line() == "child is at its end"
 
 
-def test_child_keeps_no_connection_of_its_parent() -> None:
-    """Else the peer would not see that the parent has closed the connection, or has died."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        stream = Stream(socket.create_connection(listener.getsockname()), "peer")
-        peer, _ = listener.accept()
+@contextlib.contextmanager
+def forked_child() -> Iterator[None]:
+    """A child lives on inside, and does nothing."""
     until, lives = os.pipe()
     child = os.fork()
     if child == 0:
@@ -68,13 +71,31 @@ def test_child_keeps_no_connection_of_its_parent() -> None:
         os._exit(0)
     os.close(until)
     try:
-        with peer:
-            stream.close()
-            peer.settimeout(30)
-            assert peer.recv(1) == b""
+        yield
     finally:
         os.close(lives)
         assert os.waitpid(child, 0)[1] == 0
+
+
+def test_child_keeps_no_connection_of_its_parent() -> None:
+    """Else the peer would not see that the parent has closed the connection, or has died."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        stream = Stream(socket.create_connection(listener.getsockname()), "peer")
+        peer, _ = listener.accept()
+    with forked_child(), peer:
+        stream.close()
+        peer.settimeout(30)
+        assert peer.recv(1) == b""
+
+
+def test_child_keeps_no_unproved_connection() -> None:
+    """A peer that proves it after the fork would wait for its dead server for ever."""
+    with TransferServer(MemoryHoldings(), run_id=RUN_ID, secret=SECRET) as server:
+        peer = connect(server.address)
+        greet_by_hand(peer, Shares())
+        with forked_child(), peer:
+            server.stop()
+            assert peer.recv(1) == b""
 
 
 def test_fork_leaves_the_parents_connections_alone(world: World) -> None:

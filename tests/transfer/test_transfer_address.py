@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import socket
+import time
+from typing import Any
 
 import pytest
 from memory_holdings import MemoryHoldings
@@ -124,6 +126,31 @@ def test_name_that_cannot_be_asked_for_is_an_error(
     with pytest.raises(NotConnected, match="train:7411"):
         numeric_addresses("train:7411")
     assert each_address("train:7411") == ["train:7411"]
+
+
+def test_addresses_of_a_name_share_its_connect_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of a service whose hosts have all gone without a word."""
+    resolve = socket.getaddrinfo
+    waits_s: list[float] = []
+
+    def wait_in_vain(sock: socket.socket, place: object) -> None:
+        waits_s.append(sock.gettimeout() or 0.0)
+        time.sleep(waits_s[-1])
+        raise TimeoutError
+
+    def resolve_name(host: str, *args: Any, **options: Any) -> Any:
+        addresses = [f"10.0.0.{n}" for n in range(1, 5)] if host == "pods" else [host]
+        return [entry for each in addresses for entry in resolve(each, *args, **options)]
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve_name)
+    monkeypatch.setattr(socket.socket, "connect", wait_in_vain)
+    with (
+        TransferClient(run_id=RUN_ID, secret=SECRET, connect_timeout_s=0.4) as client,
+        pytest.raises(NotConnected, match="in time"),
+    ):
+        client.inventory("pods:1")
+    assert 0 < sum(waits_s) <= 0.4
+    assert waits_s[0] <= 0.1
 
 
 def test_holder_is_split_from_its_address() -> None:

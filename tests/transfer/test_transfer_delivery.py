@@ -227,6 +227,18 @@ def test_fetch_without_any_thread_is_transfer_error(
     assert failed.value.target == server.address
 
 
+def test_server_without_a_thread_is_an_error_and_stops(holdings: MemoryHoldings) -> None:
+    server = TransferServer(holdings, run_id=RUN_ID, secret=SECRET)
+    with (
+        stacks_of(1024 * GIB, room_bytes=GIB // 2),
+        pytest.raises(TransferError, match="no thread"),
+    ):
+        server.start()
+    server.stop()
+    host, port = server.address.split(":")
+    TransferServer(holdings, run_id=RUN_ID, secret=SECRET, bind_host=host, port=int(port)).stop()
+
+
 def test_protocol_is_what_its_document_says(holdings: MemoryHoldings) -> None:
     digest = holdings.add(SAVE, [b"abcdef", b"0123456789"])
     with (
