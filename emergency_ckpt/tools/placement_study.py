@@ -1,4 +1,4 @@
-"""Cost and survival of each placement for a given job, and a recommendation. Pure."""
+"""Sizes of a job, cost and survival of each placement, and a recommendation. Pure."""
 
 from __future__ import annotations
 
@@ -87,6 +87,26 @@ def _product(a: Polynomial, b: Polynomial, most: int) -> Polynomial:
         for j, y in enumerate(b[: max(len(result) - i, 0)]):
             result[i + j] += x * y
     return result
+
+
+GIB = 1 << 30
+_MIB = 1 << 20
+_MOST = 1e12
+
+
+def gib_bytes(option: str, gib: float, target: str) -> int:
+    """Return the bytes of an option in GiB. ConfigError about ``target``."""
+    if not 0 < gib < _MOST:
+        problem = f"{option} must be above 0 and below {_MOST}, not {gib}"
+        raise ConfigError([problem], target=target)
+    return round(gib * GIB)
+
+
+def mib_bytes(option: str, mib: float, target: str) -> int:
+    """Return the bytes of an option in MiB, which may be 0. ConfigError about ``target``."""
+    if not 0 <= mib < _MOST:
+        raise ConfigError([f"{option} must be 0 or more, not {mib}"], target=target)
+    return round(mib * _MIB)
 
 
 def held_bytes(

@@ -24,8 +24,8 @@ from emergency_ckpt.ram.host_memory import Mount
 from emergency_ckpt.run_secret import SECRET_VARIABLE, generate_secret
 from emergency_ckpt.state import link
 from emergency_ckpt.storage import StorageDirectory, probe_storage
+from emergency_ckpt.tools.cli.doctor import Finding, show
 from emergency_ckpt.tools.cli.doctor.checks import check_devices, check_pages
-from emergency_ckpt.tools.cli.doctor.findings import Finding, show
 from emergency_ckpt.tools.served_ramdisk import ReadOnlyRamdisk
 from emergency_ckpt.transfer import TransferServer
 

@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
     # Imported here, so that `eckpt drain --help` does not import JAX and Orbax.
     import jax  # noqa: PLC0415
 
-    from emergency_ckpt.tools.cli.progress import ProgressLines  # noqa: PLC0415
+    from emergency_ckpt.tools.cli.output import ProgressLines  # noqa: PLC0415
     from emergency_ckpt.tools.offline.draining.drain import drain  # noqa: PLC0415
 
     jax.config.update("jax_platforms", "cpu")  # a drain takes no accelerator

@@ -1,4 +1,4 @@
-"""Lines of the commands. A line of this program has escapes for what a terminal would act on."""
+"""Lines, tables and progress of the commands. What a terminal would act on is escaped."""
 
 from __future__ import annotations
 
@@ -6,11 +6,15 @@ import contextlib
 import os
 import sys
 import threading
+import time
 from collections import deque
-from collections.abc import Generator
+from collections.abc import Generator, Iterable, Sequence
 from typing import TextIO
 
-from emergency_ckpt.core.wording import printable
+from emergency_ckpt.core.wording import printable, seconds_text, size_text
+from emergency_ckpt.tools.survey.places import SurveyFault
+
+_PROGRESS_EVERY_S = 10.0
 
 
 def print_line(line: str, stream: TextIO | None = None) -> None:
@@ -130,3 +134,59 @@ def _until_the_reader_leaves(stream: TextIO) -> Generator[None]:
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, stream.fileno())
         os.close(nowhere)
+
+
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Print rows below their columns."""
+    lines = [list(columns), *([printable(cell) for cell in row] for row in rows)]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(columns))]
+    for row in lines:
+        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        print_line("  ".join(cells).rstrip())
+
+
+def print_faults(faults: Sequence[SurveyFault]) -> None:
+    """Print one line for each fault to the standard error."""
+    for fault in faults:
+        hint = f"; {fault.hint}" if fault.hint else ""
+        print_line(f"{fault.where}: {fault.problem}{hint}", sys.stderr)
+
+
+def known_size_text(size_bytes: int | None) -> str:
+    """Return a size with a unit; ``-`` when it is not known."""
+    return "-" if size_bytes is None else size_text(size_bytes)
+
+
+def age_text(age_s: float | None) -> str:
+    """Return a time with a unit; ``-`` when it is not known."""
+    if age_s is None:
+        return "-"
+    for unit_s, unit in ((86400, "d"), (3600, "h"), (60, "m")):
+        if age_s >= unit_s:
+            return f"{age_s / unit_s:.1f}{unit}"
+    return f"{max(age_s, 0):.0f}s"
+
+
+class ProgressLines:
+    """Is called with the bytes that were done since the last call, of ``total_bytes``."""
+
+    def __init__(self, what: str, total_bytes: int) -> None:
+        self._what = what
+        self._total_bytes = total_bytes
+        self._done_bytes = 0
+        self._begin_s = self._last_s = time.monotonic()
+
+    def __call__(self, count: int) -> None:
+        """Print a line when ten seconds have passed since the last one."""
+        self._done_bytes += count
+        now_s = time.monotonic()
+        if now_s - self._last_s < _PROGRESS_EVERY_S:
+            return
+        self._last_s = now_s
+        rate = self._done_bytes / (now_s - self._begin_s)
+        left_s = max(self._total_bytes - self._done_bytes, 0) / max(rate, 1)
+        tell(
+            f"{self._what}: {size_text(self._done_bytes)} of {size_text(self._total_bytes)},"
+            f" {size_text(round(rate))}/s, {seconds_text(left_s)} left",
+            sys.stderr,
+        )

@@ -12,12 +12,18 @@ from pathlib import Path
 from emergency_ckpt.core.placement.placement_policies import ALL_BUT_PRIMARY
 from emergency_ckpt.core.wording import count_text
 from emergency_ckpt.errors import ConfigError
-from emergency_ckpt.tools.cli import tables
 from emergency_ckpt.tools.cli.arguments import print_json
-from emergency_ckpt.tools.cli.doctor.sizing import GIB, MOST_GIB, host_state_bytes
-from emergency_ckpt.tools.cli.output import print_line
+from emergency_ckpt.tools.cli.output import print_line, print_table
 from emergency_ckpt.tools.deploy.tpus import ACCELERATORS
-from emergency_ckpt.tools.placement_study import JobShape, PlacementCosts, recommend, study
+from emergency_ckpt.tools.placement_study import (
+    GIB,
+    JobShape,
+    PlacementCosts,
+    gib_bytes,
+    mib_bytes,
+    recommend,
+    study,
+)
 
 _LEGEND = (
     "RAM: two slots of a host, and the host states of two saves. Plan one slot more for hosts that",
@@ -25,8 +31,7 @@ _LEGEND = (
     "save: from the devices of a host to its RAM. fetch: from peers in a restore, nothing lost.",
     "k lost: the RAM tier survives k random hosts failing at once.",
 )
-
-
+_TARGET = "the plan"
 EXAMPLE = "eckpt plan --slices 4 --hosts 64 --state-gib 64"
 _GKE_EXAMPLE = r"""
 with --gke:
@@ -95,20 +100,22 @@ def run(args: argparse.Namespace) -> int:
     if args.gke is not None:
         return _print_manifests(args)
     if args.program:
-        raise ConfigError(["a program after -- needs --gke"], target="the plan")
+        raise ConfigError(["a program after -- needs --gke"], target=_TARGET)
     if not 0 < args.survival <= 1:
         raise ConfigError(
-            [f"--survival must be above 0 and at most 1, not {args.survival}"], target="the plan"
+            [f"--survival must be above 0 and at most 1, not {args.survival}"], target=_TARGET
         )
     job = JobShape(
         slices=args.slices,
         hosts_per_slice=args.hosts,
-        state_bytes=_bytes("--state-gib", args.state_gib),
+        state_bytes=gib_bytes("--state-gib", args.state_gib, _TARGET),
         ramdisk_bytes=(
-            None if args.ramdisk_gib is None else _bytes("--ramdisk-gib", args.ramdisk_gib)
+            None
+            if args.ramdisk_gib is None
+            else gib_bytes("--ramdisk-gib", args.ramdisk_gib, _TARGET)
         ),
         most_lost_hosts=args.lost_hosts,
-        host_state_bytes=host_state_bytes(args, "the plan"),
+        host_state_bytes=mib_bytes("--host-state-mib", args.host_state_mib, _TARGET),
     )
     rows = study(job)
     chosen, reason = recommend(job, rows, wanted_survival=args.survival)
@@ -127,22 +134,14 @@ def _print_manifests(args: argparse.Namespace) -> int:
     from emergency_ckpt.tools.deploy.template import as_yaml, filled  # noqa: PLC0415
 
     if args.ramdisk_gib is None:
-        raise ConfigError(["--gke needs --ramdisk-gib"], target="the plan")
+        raise ConfigError(["--gke needs --ramdisk-gib"], target=_TARGET)
     for name in ("state_gib", "ramdisk_gib", "memory_gib"):
         if getattr(args, name) is not None:
-            _bytes(f"--{name.replace('_', '-')}", getattr(args, name))
-    host_state_bytes(args, "the plan")
+            gib_bytes(f"--{name.replace('_', '-')}", getattr(args, name), _TARGET)
+    mib_bytes("--host-state-mib", args.host_state_mib, _TARGET)
     manifests = filled(args.gke.read_text("utf-8"), args, args.gke.name)
     sys.stdout.write(as_yaml(manifests, [f"Filled by: eckpt {shlex.join(args.words)}"]))
     return 0
-
-
-def _bytes(name: str, gib: float) -> int:
-    if not 0 < gib < MOST_GIB:
-        raise ConfigError(
-            [f"{name} must be above 0 and below {MOST_GIB}, not {gib}"], target="the plan"
-        )
-    return round(gib * GIB)
 
 
 def _print_costs(job: JobShape, rows: Sequence[PlacementCosts], chosen: PlacementCosts) -> None:
@@ -152,7 +151,7 @@ def _print_costs(job: JobShape, rows: Sequence[PlacementCosts], chosen: Placemen
     most_bytes = math.inf if job.ramdisk_bytes is None else job.ramdisk_bytes
     costs = ("RAM GiB", "save GiB", "fetch GiB")
     losses = (f"{lost} lost" for lost in range(1, len(rows[0].survival) + 1))
-    tables.print_table(
+    print_table(
         ["placement", *costs, *losses],
         [
             [

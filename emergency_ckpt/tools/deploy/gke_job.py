@@ -15,10 +15,8 @@ from emergency_ckpt.tools.deploy.tpus import (
     devices_per_chip,
     tpu_problems,
 )
-from emergency_ckpt.tools.placement_study import SLOTS, held_bytes, stored_share
+from emergency_ckpt.tools.placement_study import GIB, SLOTS, held_bytes, mib_bytes, stored_share
 
-GIB = 1 << 30
-_MIB = 1 << 20
 _NAME_SUFFIX_CHARS = len("-slice-999-9999-abcde")
 _LABEL_LIMIT_CHARS = 63
 _NODE_POOL = "cloud.google.com/gke-nodepool"
@@ -140,7 +138,7 @@ def _size_problems(args: argparse.Namespace, besides_bytes: int) -> list[str]:
         SLOTS - 1 + args.local_keep_last_n
     )  # one is written while those that are kept stay whole
     state_bytes, ramdisk_bytes = round(args.state_gib * GIB), round(args.ramdisk_gib * GIB)
-    host_bytes = round(args.host_state_mib * _MIB)
+    host_bytes = mib_bytes("--host-state-mib", args.host_state_mib, "the job on GKE")
     slot = math.ceil(state_bytes / args.hosts * share)
     needed_bytes = math.ceil(held_bytes(slot, host_bytes, args.slices - 1, slots))
     needed_bytes += besides_bytes

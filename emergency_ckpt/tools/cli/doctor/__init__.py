@@ -3,10 +3,9 @@
 1. ``checks``: versions and the native engine; the secret and peers; storage, where a small
    file is written, read and removed, and the size of the newest step; the ramdisk, its owner, room,
    pages and memory.
-2. ``findings``: what a check finds; ``sizing``: the options that tell the size of a slot.
+2. ``clean``: ``--clean`` and ``--adopt``, which take the place of the checks.
 
-Only the check of storage writes, and it removes what it has written. ``--clean`` and ``--adopt``
-(``clean``) take the place of the checks.
+Only the check of storage writes, and it removes what it has written.
 """
 
 from __future__ import annotations
@@ -14,11 +13,16 @@ from __future__ import annotations
 import argparse
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Literal
 
+import msgspec
+
+from emergency_ckpt.core.limits import SMALL_FILES_BYTES
 from emergency_ckpt.core.wording import count_text, size_text
 from emergency_ckpt.errors import ConfigError
+from emergency_ckpt.extensions import parse_placement
 from emergency_ckpt.ram.locks import check_run_id
 from emergency_ckpt.ram.other_runs import GRACE_S
 from emergency_ckpt.tools.cli.arguments import (
@@ -28,15 +32,8 @@ from emergency_ckpt.tools.cli.arguments import (
     duration,
     print_json,
 )
-from emergency_ckpt.tools.cli.doctor.findings import Finding, exit_status, show, worst
-from emergency_ckpt.tools.cli.doctor.sizing import (
-    add_host_state,
-    add_size,
-    check_size,
-    given_bytes,
-    process_bytes,
-    slot_bytes,
-)
+from emergency_ckpt.tools.cli.output import print_line
+from emergency_ckpt.tools.placement_study import gib_bytes, held_bytes, mib_bytes, stored_share
 
 _EPILOG = """\
 exit status
@@ -44,9 +41,28 @@ exit status
   1  a check failed, or with --strict warned
   2  the command line is wrong
 """
-
-
 EXAMPLE = "eckpt doctor --local-dir /dev/shm/eckpt --dir gs://bucket/run7 --run-id run7 --slices 4"
+
+Status = Literal["ok", "warning", "failure"]
+_WORST_FIRST: tuple[Status, ...] = ("failure", "warning", "ok")
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """One checked thing.
+
+    Attributes:
+      check: its name, one word.
+      status: "failure": a job would fail at its start, or could not save or restore.
+      text: the finding, one clause.
+      mend: how to mend it, one sentence; empty when it is ok.
+      measured: numbers with their units in their names.
+    """
+
+    check: str
+    status: Status
+    text: str
+    mend: str = ""
+    measured: Mapping[str, float] = {}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -66,8 +82,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--run-id",
         help="the run: its files on the ramdisk are room for it, and --peers are of it",
     )
-    add_size(parser)
-    add_host_state(parser)
+    size = parser.add_argument_group("size of the state")
+    size.add_argument("--state-gib", type=float, help="one replica; default: newest step in --dir")
+    size.add_argument("--slices", type=int, default=2, help="data-parallel replicas")
+    size.add_argument("--hosts-per-slice", type=int, default=1, help="processes of a slice")
+    size.add_argument("--processes", type=int, default=1, help="processes that share the ramdisk")
+    size.add_argument("--placement", default="all_but_primary", help="as the setting")
+    size.add_argument("--local-keep-last-n", type=int, default=1, help="as the setting")
+    size.add_argument("--host-state-mib", type=float, default=0.0, help="of one process, MiB")
     parser.add_argument("--secret-file", type=Path, help="as the setting; default: $ECKPT_SECRET")
     parser.add_argument(
         "--peers",
@@ -131,15 +153,24 @@ def run(args: argparse.Namespace) -> int:
 
         return clean.run(args) if args.clean else clean.adopt(args)
     findings = list(_findings(args))
+    statuses = {finding.status for finding in findings}
+    worst = next(status for status in _WORST_FIRST if status in statuses)
     if args.json:
-        print_json({"status": worst(findings), "checks": findings})
+        print_json({"status": worst, "checks": findings})
     else:
         show(findings)
-    return exit_status(findings, strict=args.strict)
+    return 1 if worst == "failure" or (args.strict and worst == "warning") else 0
 
 
 def _check(args: argparse.Namespace) -> None:
-    check_size(args, "eckpt doctor")
+    problems = [
+        f"--{name.replace('_', '-')} must be at least 1, not {getattr(args, name)}"
+        for name in ("slices", "hosts_per_slice", "processes", "local_keep_last_n")
+        if getattr(args, name) < 1
+    ]
+    if problems:
+        raise ConfigError(problems, target="eckpt doctor")
+    parse_placement(args.placement)
     if args.yes and not args.clean:
         raise ConfigError(["--yes needs --clean"], target="eckpt doctor")
     if args.served and not (args.clean and args.run_id and args.peers):
@@ -155,6 +186,9 @@ def _findings(args: argparse.Namespace) -> Iterator[Finding]:
     # Imported here, so that `eckpt doctor --help` does not import numpy and the storage clients.
     from emergency_ckpt.tools.cli.doctor import checks  # noqa: PLC0415
 
+    state_bytes = None
+    if args.state_gib is not None:
+        state_bytes = gib_bytes("--state-gib", args.state_gib, "eckpt doctor")
     yield checks.check_versions()
     yield checks.check_engine()
     yield from checks.check_devices(os.environ)
@@ -165,21 +199,36 @@ def _findings(args: argparse.Namespace) -> Iterator[Finding]:
     yield from checks.check_peers(args.peers, args.run_id, secret, args.timeout)
     if args.dir is not None:
         yield checks.check_storage(args.dir, f"doctor-{secrets.token_hex(8)}", args.timeout)
-    state_bytes = given_bytes(args)
     if state_bytes is None and args.dir is not None:
         finding, state_bytes = checks.newest_state_bytes(args.dir, args.timeout)
         yield finding
     if args.local_dir is not None:
         needed_bytes, spare_bytes = None, 0
         if state_bytes is not None:
-            needed_bytes = args.processes * process_bytes(args, state_bytes, "eckpt doctor")
-            spare_bytes = args.processes * slot_bytes(args, state_bytes)
-            yield _slots(args, needed_bytes)
+            needed_bytes, spare_bytes = _needed(args, state_bytes)
+            slots = args.processes * (args.local_keep_last_n + 1)
+            text = (
+                f"{count_text(slots, 'slot', 'slots')} on this host, {size_text(needed_bytes)} in"
+            )
+            measured = {"slots": slots, "needed_bytes": needed_bytes}
+            yield Finding("slots", "ok", f"{text} all with host states", measured=measured)
         yield from checks.check_ramdisk(args.local_dir, args.run_id, needed_bytes, spare_bytes)
 
 
-def _slots(args: argparse.Namespace, needed_bytes: int) -> Finding:
-    slots = args.processes * (args.local_keep_last_n + 1)
-    slots_text = count_text(slots, "slot", "slots")
-    text = f"{slots_text} on this host, {size_text(needed_bytes)} in all with host states"
-    return Finding("slots", "ok", text, measured={"slots": slots, "needed_bytes": needed_bytes})
+def _needed(args: argparse.Namespace, state_bytes: int) -> tuple[int, int]:
+    """Return the bytes that this host's processes need in the ramdisk, and those of a slot more."""
+    share = stored_share(parse_placement(args.placement), args.slices) / args.hosts_per_slice
+    slot_bytes = round(state_bytes * share)
+    host_state = mib_bytes("--host-state-mib", args.host_state_mib, "eckpt doctor")
+    needed = held_bytes(slot_bytes, host_state, args.slices - 1, args.local_keep_last_n + 1)
+    return args.processes * (round(needed) + SMALL_FILES_BYTES), args.processes * slot_bytes
+
+
+def show(findings: Sequence[Finding]) -> None:
+    """Print one line for each finding, and one below it that says how to mend it."""
+    for finding in findings:
+        print_line(f"{finding.status:8} {finding.check:10} {finding.text}")
+        if finding.mend:
+            print_line(f"{'':20}{finding.mend}")
+    counts = {status: sum(f.status == status for f in findings) for status in _WORST_FIRST}
+    print_line(", ".join(f"{count} {status}" for status, count in counts.items() if count))

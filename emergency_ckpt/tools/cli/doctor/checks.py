@@ -27,7 +27,7 @@ from emergency_ckpt.ram.ownership import open_local_dir, open_run_directory
 from emergency_ckpt.run_secret import SECRET_VARIABLE, OwnSecret, own_secret
 from emergency_ckpt.storage.directory import StorageDirectory
 from emergency_ckpt.storage.probe import probe_storage
-from emergency_ckpt.tools.cli.doctor.findings import Finding
+from emergency_ckpt.tools.cli.doctor import Finding
 from emergency_ckpt.transfer.client import TransferClient
 from emergency_ckpt.transfer.pool import UnprovedPeer
 

@@ -19,8 +19,7 @@ from emergency_ckpt.ram.other_runs import (
 )
 from emergency_ckpt.storage.steps.writer import DirectoryWriter
 from emergency_ckpt.storage.tier import PersistentTier
-from emergency_ckpt.tools.cli import tables
-from emergency_ckpt.tools.cli.output import print_line
+from emergency_ckpt.tools.cli.output import age_text, print_line
 from emergency_ckpt.tools.survey.places import Places
 from emergency_ckpt.transfer.pool import NotConnected, numeric_addresses
 
@@ -84,7 +83,7 @@ def _writer(tier: PersistentTier, table: Table, purpose: str) -> DirectoryWriter
 
 
 def _described(entry: Entry, now_s: float) -> str:
-    age = f"{tables.age(max(now_s - entry.saved_s, 0))} old" if entry.saved_s else "of unknown age"
+    age = f"{age_text(max(now_s - entry.saved_s, 0))} old" if entry.saved_s else "of unknown age"
     return f"incarnation {entry.incarnation}  {size_text(entry.size_bytes)}  {age}"
 
 
@@ -102,7 +101,7 @@ def _clean_ramdisk(args: argparse.Namespace) -> int:
     outcomes = [_outcome_or_error(left, now_s, args) for left in runs]
     for left, (text, _) in zip(runs, outcomes, strict=True):
         age_s, mib = max(left.age_s(now_s), 0), left.size_bytes / (1 << 20)
-        print_line(f"{left.run_id}  {mib:.1f} MiB  {tables.age(age_s)} old  {text}")
+        print_line(f"{left.run_id}  {mib:.1f} MiB  {age_text(age_s)} old  {text}")
     stays = args.run_id is not None and args.yes and not outcomes[0][1]
     return 1 if stays else 0
 

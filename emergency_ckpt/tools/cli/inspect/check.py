@@ -9,10 +9,8 @@ import msgspec
 
 from emergency_ckpt.core.shard_layout import state_size_bytes
 from emergency_ckpt.core.wording import count_text, size_text
-from emergency_ckpt.tools.cli import tables
 from emergency_ckpt.tools.cli.arguments import BAD, GOOD, places_of, print_json
-from emergency_ckpt.tools.cli.output import print_line
-from emergency_ckpt.tools.cli.progress import ProgressLines
+from emergency_ckpt.tools.cli.output import ProgressLines, print_faults, print_line
 from emergency_ckpt.tools.offline.check_places import Check, CheckCounts
 from emergency_ckpt.tools.survey.places import Places, SurveyedStep, SurveyFault
 from emergency_ckpt.tools.survey.survey import Survey, take_survey
@@ -91,4 +89,4 @@ def _print(result: CheckResult) -> None:
         print("good")
     else:
         print_line(f"{count_text(len(result.faults), 'fault', 'faults')}:")
-    tables.print_faults(result.faults)
+    print_faults(result.faults)

@@ -11,9 +11,8 @@ from pathlib import Path
 from emergency_ckpt.core.wording import TIER_WORDS, seconds_text, size_text
 from emergency_ckpt.errors import CheckpointError
 from emergency_ckpt.extras.event_log import read_events
-from emergency_ckpt.tools.cli import tables
 from emergency_ckpt.tools.cli.arguments import BAD, GOOD, print_json
-from emergency_ckpt.tools.cli.output import print_line
+from emergency_ckpt.tools.cli.output import print_line, print_table
 from emergency_ckpt.tools.survey.explanation import (
     PHASES,
     RestoredProcess,
@@ -70,7 +69,7 @@ def _print(explanation: RestoreExplanation) -> None:
             line = f"  +{remark.after_s:.3f} s  process {remark.process}  {text}"
             print_line(line)
     print()
-    tables.print_table(_COLUMNS, [_row(process) for process in explanation.processes])
+    print_table(_COLUMNS, [_row(process) for process in explanation.processes])
     for process in explanation.processes:
         if process.outcome in ("failed", "unfinished"):
             reason = process.reason or f"it did not end; its last event is {process.last_event}"

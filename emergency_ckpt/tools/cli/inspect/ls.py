@@ -14,7 +14,6 @@ import msgspec
 from emergency_ckpt.core.boxes import describe
 from emergency_ckpt.core.wording import TIER_WORDS, count_text
 from emergency_ckpt.errors import ConfigError
-from emergency_ckpt.tools.cli import tables
 from emergency_ckpt.tools.cli.arguments import (
     BAD,
     EXIT_CODES,
@@ -25,7 +24,13 @@ from emergency_ckpt.tools.cli.arguments import (
     print_json,
     step_number,
 )
-from emergency_ckpt.tools.cli.output import print_line
+from emergency_ckpt.tools.cli.output import (
+    age_text,
+    known_size_text,
+    print_faults,
+    print_line,
+    print_table,
+)
 from emergency_ckpt.tools.survey.places import SurveyedStep, SurveyFault
 from emergency_ckpt.tools.survey.ramdisk import ProcessFolder
 from emergency_ckpt.tools.survey.step import ShownLeaf, ShownStep, show_step
@@ -222,7 +227,7 @@ def _view_of(args: argparse.Namespace) -> str:
 
 def _print(listing: Listing) -> None:
     if listing.steps:
-        tables.print_table(
+        print_table(
             ["STEP", "TIER", "AGE", "SIZE", "PROCESSES", "RUN", "INCARNATION", "STATE"],
             [_row(step) for step in listing.steps],
         )
@@ -230,7 +235,7 @@ def _print(listing: Listing) -> None:
         print("no steps")
     if listing.processes:
         print()
-        tables.print_table(
+        print_table(
             ["PROCESS", "SLICE", "HOST", "OWNER", "STEPS", "DIRECTORY"],
             [_process_row(process) for process in listing.processes],
         )
@@ -243,7 +248,7 @@ def _print(listing: Listing) -> None:
                 print_line(f"{title} in {directory.directory}: {', '.join(names)}")
     if listing.changing:
         print("\nthe job saved while its ramdisks were read: some steps may seem incomplete")
-    tables.print_faults(listing.faults)
+    print_faults(listing.faults)
 
 
 def _row(step: SurveyedStep) -> list[str]:
@@ -253,8 +258,8 @@ def _row(step: SurveyedStep) -> list[str]:
     return [
         str(step.step),
         TIER_WORDS[step.tier],
-        tables.age(step.age_s),
-        tables.size(step.size_bytes),
+        age_text(step.age_s),
+        known_size_text(step.size_bytes),
         "-" if step.processes is None else str(step.processes),
         step.run_id or "-",
         step.incarnation or "-",
@@ -280,7 +285,7 @@ def _show(args: argparse.Namespace) -> int:
     """Show a step; return 1 when it is absent, damaged, or could not be read."""
     survey = take_survey(places_of(args))
     if not args.json:
-        tables.print_faults(survey.faults)
+        print_faults(survey.faults)
     shown = show_step(survey, args.step, tier=args.tier, incarnation=args.incarnation)
     if args.json:
         print_json(shown)
@@ -293,7 +298,7 @@ def _print_step(shown: ShownStep) -> None:
     reason = f": {shown.reason}" if shown.reason else ""
     print_line(f"step {shown.step}, {shown.tier} tier, {shown.state.replace('_', ' ')}{reason}")
     print_line(f"run {shown.run_id or '-'}, incarnation {shown.incarnation or '-'}")
-    print_line(f"{len(shown.leaves)} leaves, {tables.size(shown.size_bytes)}")
+    print_line(f"{len(shown.leaves)} leaves, {known_size_text(shown.size_bytes)}")
     print()
     places = sorted(
         {h for leaf in shown.leaves for shard in leaf.shards for h in shard.holders}
@@ -303,7 +308,7 @@ def _print_step(shown: ShownStep) -> None:
     rows = [row for leaf in shown.leaves for row in _shard_rows(leaf, numbers)]
     if rows:
         columns = ["LEAF", "DTYPE", "SHAPE", "BOX", "BYTES", "CRC32C", "HOLDERS"]
-        tables.print_table(columns, rows)
+        print_table(columns, rows)
     for host_state in shown.host_states:
         holders_text = _held(host_state.holders, numbers)
         value = msgspec.json.encode(host_state.value).decode()
@@ -315,7 +320,7 @@ def _print_step(shown: ShownStep) -> None:
         print("\nholders:")
         for holder, number in numbers.items():
             print_line(f"  {number}  {holder}")
-    tables.print_faults(shown.faults)
+    print_faults(shown.faults)
 
 
 def _shard_rows(leaf: ShownLeaf, numbers: dict[str, str]) -> list[list[str]]:

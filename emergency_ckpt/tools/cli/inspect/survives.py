@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 
 from emergency_ckpt.core.wording import count_text
 from emergency_ckpt.errors import ConfigError
-from emergency_ckpt.tools.cli import tables
 from emergency_ckpt.tools.cli.arguments import BAD, GOOD, places_of, print_json
-from emergency_ckpt.tools.cli.output import print_line
+from emergency_ckpt.tools.cli.output import print_faults, print_line, print_table
 
 if TYPE_CHECKING:
     from emergency_ckpt.tools.offline.survival import Loss, SurvivalReport
@@ -44,13 +43,13 @@ def _print(report: SurvivalReport) -> None:
         print()
         if costly:
             columns = ["LOST", "LEFT", "STEPS LOST", "WITHOUT IT"]
-            tables.print_table(columns, [_row(loss) for loss in costly])
+            print_table(columns, [_row(loss) for loss in costly])
         else:
             slices = " and any one slice" if len(report.losses) > report.hosts else ""
             by_storage = any(loss.from_storage for loss in report.losses)
             why = f": storage has step {report.stored_step} too" if by_storage else ""
             print_line(f"the newest step outlives any one host{slices}{why}")
-    tables.print_faults(report.faults)
+    print_faults(report.faults)
 
 
 def _print_copies(what: str, parts_by_copies: Mapping[int, int]) -> None:
