@@ -14,11 +14,9 @@ from rich.table import Table
 
 from emergency_ckpt.core.wording import size_text
 from emergency_ckpt.extras.event_log.records import LoggedEvent
-from emergency_ckpt.tools.event_fields import whole
 from emergency_ckpt.tools.report.figures import RunRecovery, recoveries_of
-from emergency_ckpt.tools.report.lives import lives_of
+from emergency_ckpt.tools.report.lives import ReportRun, lives_of, run_events, whole
 from emergency_ckpt.tools.report.page import page_of, write_whole
-from emergency_ckpt.tools.report.reading import ReportRun, run_events
 from emergency_ckpt.types import LOCAL, PERSISTENT
 from examples.demo.results import JobDigest, differences
 from examples.demo.scenarios import Scenario

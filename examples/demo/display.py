@@ -12,7 +12,7 @@ from rich.text import Text
 
 from emergency_ckpt.core.wording import size_text
 from emergency_ckpt.extras.event_log.records import LoggedEvent
-from emergency_ckpt.tools.event_fields import text, whole
+from emergency_ckpt.tools.report.lives import text, whole
 from emergency_ckpt.types import PERSISTENT
 
 STEPS_PER_MESSAGE = 10

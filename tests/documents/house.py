@@ -60,7 +60,7 @@ OWN_SIZES = {
     "extras/notices/__init__.py": {"TEXT_LIMIT_CHARS"},
     "core/restore/plan_types.py": {"MAX_REASON_CHARS"},
     "tools/deploy/gke_job.py": {"LABEL_LIMIT_CHARS"},
-    "tools/event_fields.py": {"MAX_TEXT_CHARS"},
+    "tools/report/lives.py": {"MAX_TEXT_CHARS"},
     "save/vote.py": {"BALLOT_LIMIT_CHARS"},
     "transfer/fetch.py": {"MAX_REQUEST_BYTES", "MIN_REQUEST_BYTES"},
     "transfer/wire.py": {"MAX_EXCERPT_CHARS"},
@@ -84,7 +84,7 @@ POINT_TABLES = {
     "extras/metrics/metric_table.py",
     "tools/report/lives.py",
     "tools/report/spans.py",
-    "tools/survey/explanation.py",
+    "tools/cli/inspect/explain.py",
 }
 
 MONITORING = ROOT / "docs" / "monitoring.md"

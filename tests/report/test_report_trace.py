@@ -12,8 +12,8 @@ from looks import eckpt_here
 from run_log_support import failed_run, logged, write_log
 
 from emergency_ckpt.extras.event_log.records import LoggedEvent
-from emergency_ckpt.tools.report.summary import summary_lines
-from emergency_ckpt.tools.report.trace import trace_of
+from emergency_ckpt.tools.report.figures import summary_lines
+from emergency_ckpt.tools.report.spans import trace_of
 
 HOSTILE = "\x1b[31m</script>\n" + "x" * 10_000
 

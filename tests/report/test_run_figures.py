@@ -10,14 +10,13 @@ import pytest
 from run_log_support import failed_run, logged, restored_at, saved
 
 from emergency_ckpt.extras.event_log.records import LoggedEvent
-from emergency_ckpt.tools.event_fields import number, text, whole
 from emergency_ckpt.tools.report.figures import (
     RunGoodput,
     RunRecovery,
     goodput_of,
     recoveries_of,
 )
-from emergency_ckpt.tools.report.lives import lives_of, number_lives
+from emergency_ckpt.tools.report.lives import lives_of, number, number_lives, text, whole
 from emergency_ckpt.tools.report.spans import marks_of, spans_of, thinned
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from emergency_ckpt.extras.event_log.records import LoggedEvent
+from emergency_ckpt.tools.cli.inspect.explain import RestoreExplanation, last_restore
+from emergency_ckpt.tools.report.lives import ReportRun, read_log
 from emergency_ckpt.tools.report.page import page_of
-from emergency_ckpt.tools.report.reading import ReportRun, read_log
-from emergency_ckpt.tools.survey.explanation import RestoreExplanation, last_restore
 
 __all__ = ["RestoreExplanation", "last_restore", "read_log"]
 

@@ -51,7 +51,7 @@ COMMANDS = {
         " why the last restore took its step",
     ),
     "report": Command(
-        f"{_CLI}.inspect.report",
+        f"{_CLI}.report",
         "print the figures of a run from its event log, and write a page and a trace",
     ),
     "plan": Command(

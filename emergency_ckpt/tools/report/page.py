@@ -13,9 +13,9 @@ from pathlib import Path
 
 from emergency_ckpt.core.wording import seconds_text
 from emergency_ckpt.extras.event_log.records import LoggedEvent
-from emergency_ckpt.tools.report.reading import ReportRun
+from emergency_ckpt.tools.report.figures import summary_lines
+from emergency_ckpt.tools.report.lives import ReportRun
 from emergency_ckpt.tools.report.spans import KINDS, Mark, Span, marks_of, spans_of, thinned
-from emergency_ckpt.tools.report.summary import summary_lines
 
 MAX_ROWS = 64
 """Processes in the timeline of a run; those with the lowest numbers."""

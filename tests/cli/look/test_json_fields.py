@@ -10,9 +10,9 @@ import pytest
 from places import ROOT
 
 from emergency_ckpt.tools.cli.inspect.check import CheckResult
+from emergency_ckpt.tools.cli.inspect.explain import RestoreExplanation
 from emergency_ckpt.tools.cli.inspect.ls import ListedDirectory, ListedProcess, Listing
 from emergency_ckpt.tools.offline.survival import SurvivalReport
-from emergency_ckpt.tools.survey.explanation import RestoreExplanation
 from emergency_ckpt.tools.survey.places import SurveyedStep
 from emergency_ckpt.tools.survey.step import ShownHostState, ShownStep
 from emergency_ckpt.types import LOCAL, PERSISTENT

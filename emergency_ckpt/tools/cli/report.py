@@ -7,10 +7,10 @@ import json
 from pathlib import Path
 
 from emergency_ckpt.tools.cli.output import print_line
+from emergency_ckpt.tools.report.figures import summary_lines
+from emergency_ckpt.tools.report.lives import read_log
 from emergency_ckpt.tools.report.page import page_of, write_whole
-from emergency_ckpt.tools.report.reading import read_log
-from emergency_ckpt.tools.report.summary import summary_lines
-from emergency_ckpt.tools.report.trace import trace_of
+from emergency_ckpt.tools.report.spans import trace_of
 
 EXAMPLE = "eckpt report logs/events -o report.html"
 
