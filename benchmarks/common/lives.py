@@ -15,8 +15,7 @@ from typing import Any
 from benchmarks import ROOT
 from benchmarks.common import contenders, machine, warm
 from benchmarks.common.job import FROM_STORAGE, Orders, Shape, lost_hosts
-from emergency_ckpt.tools.launch.job import JobSpec
-from emergency_ckpt.tools.launch.logs import log_tail
+from emergency_ckpt.tools.launch.job import JobSpec, log_tail
 from emergency_ckpt.tools.launch.process_set import ProcessSet
 
 LOOPBACK_HOST = "127.0.0.1"

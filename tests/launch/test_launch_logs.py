@@ -16,7 +16,7 @@ from programs import started
 
 from emergency_ckpt.extras.event_log import read_events
 from emergency_ckpt.tools.cli.output import Printer
-from emergency_ckpt.tools.launch.logs import LogFollower
+from emergency_ckpt.tools.launch.job import LogFollower
 
 # More than a pipe holds, so that whoever prints it waits for a reader.
 MANY_LINES = "seq 1 100000"

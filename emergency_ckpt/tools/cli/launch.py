@@ -14,8 +14,7 @@ from pathlib import Path
 from emergency_ckpt.extras.event_log.records import LoggedEvent
 from emergency_ckpt.tools.cli.arguments import seconds
 from emergency_ckpt.tools.cli.output import Printer, tell_last
-from emergency_ckpt.tools.launch.job import EventSink, JobSpec
-from emergency_ckpt.tools.launch.logs import LineSink
+from emergency_ckpt.tools.launch.job import EventSink, JobSpec, LineSink
 from emergency_ckpt.tools.launch.supervisor import Supervisor
 from emergency_ckpt.tools.signals import handling
 

@@ -20,8 +20,7 @@ from emergency_ckpt.extras.progress import NO_STEP, ProgressFile
 from emergency_ckpt.run_secret import LAUNCHER_VARIABLE
 from emergency_ckpt.tools.job_environment import JobEnvironment
 from emergency_ckpt.tools.launch import janitor
-from emergency_ckpt.tools.launch.job import EventSink, JobSpec, ProcessExit
-from emergency_ckpt.tools.launch.logs import LogFollower
+from emergency_ckpt.tools.launch.job import EventSink, JobSpec, LogFollower, ProcessExit
 
 LOOPBACK = "127.0.0.1"
 
