@@ -20,7 +20,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 # What people run beside a training job; the rest of the package is the library.
-TOOLS = {"cli", "deploy", "launch", "offline", "report", "survey", "testing", "tools"}
+TOOLS = {"cli", "deploy", "launch", "draining", "report", "survey", "testing", "tools"}
 SMALL_MODULE_LINES = 60
 # A test holds on to a face if it imports nothing deeper than ``emergency_ckpt.room``.
 FACE_PARTS = 2

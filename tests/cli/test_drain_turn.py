@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from emergency_ckpt.tools.offline.draining.last import candidates_of, turn_at_the_end
+from emergency_ckpt.tools.draining.last import candidates_of, turn_at_the_end
 
 HOSTS = ("10.0.0.1:7412", "10.0.0.2:7412", "10.0.0.3:7412", "10.0.0.4:7412")
 

@@ -14,7 +14,7 @@ from emergency_ckpt.storage import DirectoryWriter, step_writer
 from emergency_ckpt.storage.item import array_writes
 from emergency_ckpt.storage.item.array_writes import ArrayWrites
 from emergency_ckpt.storage.step_writer import StepWriter
-from emergency_ckpt.tools.offline.draining.drain import Drained, drain
+from emergency_ckpt.tools.draining.drain import Drained, drain
 from emergency_ckpt.tools.survey.places import Places
 
 WAIT_S = 60.0

@@ -21,7 +21,7 @@ from transfer_support import fail_to_resolve
 from emergency_ckpt.background import SignalFlag
 from emergency_ckpt.run_secret import generate_secret
 from emergency_ckpt.tools.cli.main import parse
-from emergency_ckpt.tools.offline.draining.last import LastDrain
+from emergency_ckpt.tools.draining.last import LastDrain
 from emergency_ckpt.tools.served_ramdisk import ReadOnlyRamdisk
 from emergency_ckpt.transfer import TransferClient, TransferServer
 

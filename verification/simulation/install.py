@@ -30,7 +30,7 @@ import system
 import threads
 
 _LEFT_OUT = frozenset(("_native", "axlearn", "maxtext", "tools"))
-_LEFT_OUT |= frozenset(("metrics", "offline", "orbax", "report", "survey", "testing"))
+_LEFT_OUT |= frozenset(("metrics", "draining", "orbax", "report", "survey", "testing"))
 
 
 def product() -> Any:

@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
     import jax  # noqa: PLC0415
 
     from emergency_ckpt.tools.cli.output import ProgressLines  # noqa: PLC0415
-    from emergency_ckpt.tools.offline.draining.drain import drain  # noqa: PLC0415
+    from emergency_ckpt.tools.draining.drain import drain  # noqa: PLC0415
 
     jax.config.update("jax_platforms", "cpu")  # a drain takes no accelerator
     begin_s = time.monotonic()

@@ -16,7 +16,7 @@ from emergency_ckpt.errors import ConfigError
 from emergency_ckpt.ram.ownership import ROOT_UID
 from emergency_ckpt.tools.cli.arguments import addresses, port, seconds, user_id
 from emergency_ckpt.tools.cli.output import tell
-from emergency_ckpt.tools.offline.draining.last import LastDrain
+from emergency_ckpt.tools.draining.last import LastDrain
 from emergency_ckpt.tools.served_ramdisk import ReadOnlyRamdisk
 from emergency_ckpt.tools.signals import handling
 from emergency_ckpt.transfer.client import TransferClient

@@ -3,7 +3,6 @@
 1. ``places`` has what a person named: ramdisks, a directory, a run, a secret.
 2. ``ramdisk`` reads the process directories of ramdisks; ``storage`` the steps of a directory.
 3. ``survey.take_survey`` puts both together, as steps of one kind, and opens each.
-4. ``step`` describes one step in full.
 
 Guaranteed: nothing is created, changed, renamed, removed or locked, so a job that runs is not
 disturbed, and neither is one that starts; a file that is damaged, foreign or another user's is a

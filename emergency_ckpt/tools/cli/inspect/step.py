@@ -1,19 +1,23 @@
-"""One step in full: every leaf and shard with its CRC and holders, and the host states."""
+"""``eckpt ls STEP``: every leaf and shard with its CRC and holders, and the host states."""
 
 from __future__ import annotations
 
+import argparse
 import math
 from collections.abc import Sequence
 from typing import Any, cast
 
 import msgspec
 
+from emergency_ckpt.core.boxes import describe
 from emergency_ckpt.core.shard_layout import DTYPE_ITEM_BYTES, shard_nbytes
 from emergency_ckpt.errors import CheckpointError, CorruptData, StepNotFound
 from emergency_ckpt.state.host_state import decode
 from emergency_ckpt.tier import ShardCopies, StepReader
+from emergency_ckpt.tools.cli.arguments import BAD, GOOD, places_of, print_json
+from emergency_ckpt.tools.cli.output import known_size_text, print_faults, print_line, print_table
 from emergency_ckpt.tools.survey.places import SurveyedStep, SurveyFault
-from emergency_ckpt.tools.survey.survey import Survey
+from emergency_ckpt.tools.survey.survey import Survey, take_survey
 from emergency_ckpt.types import Box, LeafSpec
 
 FORMAT = 2
@@ -67,6 +71,19 @@ class ShownStep(SurveyedStep, frozen=True, kw_only=True):
     leaves: tuple[ShownLeaf, ...] = ()
     host_states: tuple[ShownHostState, ...] = ()
     faults: tuple[SurveyFault, ...] = ()
+
+
+def run(args: argparse.Namespace) -> int:
+    """Show a step; return 1 when it is absent, damaged, or could not be read."""
+    survey = take_survey(places_of(args))
+    if not args.json:
+        print_faults(survey.faults)
+    shown = show_step(survey, args.step, tier=args.tier, incarnation=args.incarnation)
+    if args.json:
+        print_json(shown)
+    else:
+        _print(shown)
+    return BAD if shown.faults else GOOD
 
 
 def show_step(survey: Survey, step: int, *, tier: str = "", incarnation: str = "") -> ShownStep:
@@ -164,3 +181,53 @@ def abbreviated(value: Any, depth: int = 0) -> Any:
         more = len(fields) - _ITEMS
         return {**kept, "...": f"({more} more)"} if more > 0 else kept
     return value
+
+
+def _print(shown: ShownStep) -> None:
+    reason = f": {shown.reason}" if shown.reason else ""
+    print_line(f"step {shown.step}, {shown.tier} tier, {shown.state.replace('_', ' ')}{reason}")
+    print_line(f"run {shown.run_id or '-'}, incarnation {shown.incarnation or '-'}")
+    print_line(f"{len(shown.leaves)} leaves, {known_size_text(shown.size_bytes)}")
+    print()
+    places = sorted(
+        {h for leaf in shown.leaves for shard in leaf.shards for h in shard.holders}
+        | {h for host_state in shown.host_states for h in host_state.holders}
+    )
+    numbers = {holder: str(number) for number, holder in enumerate(places)}
+    rows = [row for leaf in shown.leaves for row in _shard_rows(leaf, numbers)]
+    if rows:
+        columns = ["LEAF", "DTYPE", "SHAPE", "BOX", "BYTES", "CRC32C", "HOLDERS"]
+        print_table(columns, rows)
+    for host_state in shown.host_states:
+        holders_text = _held(host_state.holders, numbers)
+        value = msgspec.json.encode(host_state.value).decode()
+        where = f" (holders {holders_text})" if holders_text else ""
+        print()
+        print_line(f"host state of process {host_state.process} of {host_state.count}{where}:")
+        print_line(value)
+    if places:
+        print("\nholders:")
+        for holder, number in numbers.items():
+            print_line(f"  {number}  {holder}")
+    print_faults(shown.faults)
+
+
+def _shard_rows(leaf: ShownLeaf, numbers: dict[str, str]) -> list[list[str]]:
+    dtype = f"{leaf.dtype} ({leaf.key_impl})" if leaf.key_impl else leaf.dtype
+    head = [leaf.path, dtype, str(list(leaf.shape))]
+    if not leaf.shards:
+        return [[*head, "-", str(leaf.size_bytes), "-", "-"]]
+    return [
+        [
+            *(head if first else ["", "", ""]),
+            describe(shard.box),
+            str(shard.size_bytes),
+            shard.crc32c or "-",
+            _held(shard.holders, numbers) or "-",
+        ]
+        for first, shard in zip([True] + [False] * len(leaf.shards), leaf.shards, strict=False)
+    ]
+
+
+def _held(holders: tuple[str, ...], numbers: dict[str, str]) -> str:
+    return ",".join(numbers[holder] for holder in holders)

@@ -36,7 +36,7 @@ from emergency_ckpt.ram.step_reader import RamStep
 from emergency_ckpt.storage.steps.writer import DirectoryWriter
 from emergency_ckpt.storage.tier import PersistentTier
 from emergency_ckpt.tier import Array, leaf_bytes
-from emergency_ckpt.tools.offline.draining.peer_ram import PeerRam
+from emergency_ckpt.tools.draining.peer_ram import PeerRam
 from emergency_ckpt.tools.survey.places import Places, SurveyedStep
 from emergency_ckpt.tools.survey.ramdisk import ram_parts
 from emergency_ckpt.tools.survey.survey import Survey, take_survey, with_folders
