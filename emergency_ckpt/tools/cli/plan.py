@@ -14,7 +14,7 @@ from emergency_ckpt.core.wording import count_text
 from emergency_ckpt.errors import ConfigError
 from emergency_ckpt.tools.cli.arguments import print_json
 from emergency_ckpt.tools.cli.output import print_line, print_table
-from emergency_ckpt.tools.deploy.tpus import ACCELERATORS
+from emergency_ckpt.tools.deploy.gke_job import ACCELERATORS
 from emergency_ckpt.tools.placement_study import (
     GIB,
     JobShape,

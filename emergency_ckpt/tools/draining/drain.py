@@ -17,7 +17,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import secrets
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -25,7 +25,6 @@ from emergency_ckpt.config import run_id_of
 from emergency_ckpt.core.restore.inventory import PersistentStep, newest_timeline
 from emergency_ckpt.core.timeline import life_of
 from emergency_ckpt.errors import (
-    ConfigError,
     CorruptData,
     HostStateError,
     LocalTierError,
@@ -36,11 +35,10 @@ from emergency_ckpt.ram.step_reader import RamStep
 from emergency_ckpt.storage.steps.writer import DirectoryWriter
 from emergency_ckpt.storage.tier import PersistentTier
 from emergency_ckpt.tier import Array, leaf_bytes
-from emergency_ckpt.tools.draining.peer_ram import PeerRam
+from emergency_ckpt.tools.draining.peer_ram import PeerRam, peer_ram
 from emergency_ckpt.tools.survey.places import Places, SurveyedStep
 from emergency_ckpt.tools.survey.ramdisk import ram_parts
 from emergency_ckpt.tools.survey.survey import Survey, take_survey, with_folders
-from emergency_ckpt.transfer.client import TransferClient
 from emergency_ckpt.transfer.pool import each_address
 from emergency_ckpt.types import LOCAL, Box, SaveId
 
@@ -129,29 +127,22 @@ def drain(
     writer.find()
     with contextlib.ExitStack() as stack:
         if peers:
-            others = stack.enter_context(_peer_ram(survey, run_id, places, peers, write_timeout_s))
+            addresses = (address for name in peers for address in each_address(name))
+            others = stack.enter_context(
+                peer_ram(survey, run_id, addresses, write_timeout_s, "eckpt drain")
+            )
+            _refuse_running(others, run_id)
             survey = with_folders(survey, others.folders)
             notes += [f"{fault.where}: {fault.problem}" for fault in others.faults]
         work = _Drain(survey, run_id, tier, writer, notes)
         return work.inspect() or work.run(shown)
 
 
-@contextlib.contextmanager
-def _peer_ram(
-    survey: Survey, run_id: str, places: Places, peers: Sequence[str], deadline_s: float
-) -> Generator[PeerRam]:
-    """Yield the RAM of the peers; LocalTierError where a process of the job answers."""
-    if places.secret is None:
-        raise ConfigError(["--peers needs the run's secret"], target="eckpt drain")
-    addresses = [address for name in peers for address in each_address(name)]
-    with TransferClient(run_id=run_id, secret=places.secret) as client:
-        others = PeerRam(client, addresses, survey.inventory(run_id), run_id, deadline_s)
-        with others:
-            running = [peer.address for peer in others.asked if peer.process_index is not None]
-            if running:
-                text = f"the job still runs: its process answers at {running[0]}"
-                raise LocalTierError("drain", f"run {run_id!r}", text)
-            yield others
+def _refuse_running(others: PeerRam, run_id: str) -> None:
+    running = [peer.address for peer in others.asked if peer.process_index is not None]
+    if running:
+        text = f"the job still runs: its process answers at {running[0]}"
+        raise LocalTierError("drain", f"run {run_id!r}", text)
 
 
 def _check_ended(survey: Survey, run_id: str, places: Places) -> None:

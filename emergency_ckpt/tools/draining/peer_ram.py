@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
 from functools import partial
 from pathlib import Path
 
@@ -17,14 +18,36 @@ from emergency_ckpt.core.restore.inventory import (
     HolderInventory,
     Inventory,
 )
-from emergency_ckpt.errors import CheckpointError
+from emergency_ckpt.errors import CheckpointError, ConfigError
 from emergency_ckpt.ram.manifest import decode_contents
 from emergency_ckpt.ram.process_files import Ledger, Published
 from emergency_ckpt.tools.survey.places import SurveyFault
 from emergency_ckpt.tools.survey.ramdisk import ProcessFolder, RamCopy
+from emergency_ckpt.tools.survey.survey import Survey
 from emergency_ckpt.transfer.client import TransferClient
 from emergency_ckpt.transfer.source import ShardTarget
 from emergency_ckpt.types import ShardEntry
+
+
+@contextlib.contextmanager
+def peer_ram(
+    survey: Survey, run_id: str, peers: Iterable[str], deadline_s: float, command: str
+) -> Generator[PeerRam]:
+    """Yield the RAM of ``peers``. ConfigError about ``command`` without the run's secret.
+
+    Args:
+      survey: of this host, whose manifests need not be fetched.
+      deadline_s: maximum time in seconds for one shard.
+    """
+    secret = survey.places.secret
+    if secret is None:
+        raise ConfigError(["--peers needs the run's secret"], target=command)
+    inventory = survey.inventory(run_id)
+    with (
+        TransferClient(run_id=run_id, secret=secret) as client,
+        PeerRam(client, peers, inventory, run_id, deadline_s) as others,
+    ):
+        yield others
 
 
 class PeerRam:
@@ -47,12 +70,7 @@ class PeerRam:
         run_id: str,
         deadline_s: float,
     ) -> None:
-        """Ask the peers. Blocks.
-
-        Args:
-          inventory: of this host, whose manifests need not be fetched.
-          deadline_s: maximum time in seconds for one shard.
-        """
+        """Ask the peers. Blocks. The arguments are those of ``peer_ram``."""
         self.asked: list[HolderInventory] = []
         self.faults: list[SurveyFault] = []
         manifests = dict(inventory.manifests)

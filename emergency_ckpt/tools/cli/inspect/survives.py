@@ -20,11 +20,10 @@ from emergency_ckpt.core.wording import count_text
 from emergency_ckpt.errors import ConfigError
 from emergency_ckpt.tools.cli.arguments import BAD, GOOD, places_of, print_json
 from emergency_ckpt.tools.cli.output import print_faults, print_line, print_table
-from emergency_ckpt.tools.draining.peer_ram import PeerRam
+from emergency_ckpt.tools.draining.peer_ram import peer_ram
 from emergency_ckpt.tools.survey.completeness import lacks_of, newest_complete
 from emergency_ckpt.tools.survey.places import Places, SurveyFault
 from emergency_ckpt.tools.survey.survey import Survey, take_survey, with_folders
-from emergency_ckpt.transfer.client import TransferClient
 from emergency_ckpt.types import PERSISTENT, SaveId
 
 FORMAT = 1
@@ -146,13 +145,10 @@ def _with_peers(
     """Return the survey with the RAM of the peers, the process at each address, and faults."""
     if not peers:
         return survey, {}, []
-    places = survey.places
-    if places.secret is None:
-        raise ConfigError(["--peers needs the run's secret"], target="eckpt ls --survives")
-    with TransferClient(run_id=run_id, secret=places.secret) as client:
-        others = PeerRam(client, peers, survey.inventory(run_id), run_id, places.timeout_s)
-    processes = {peer.address: peer.process_index for peer in others.asked}
-    return with_folders(survey, others.folders), processes, others.faults
+    timeout_s = survey.places.timeout_s
+    with peer_ram(survey, run_id, peers, timeout_s, "eckpt ls --survives") as others:
+        processes = {peer.address: peer.process_index for peer in others.asked}
+        return with_folders(survey, others.folders), processes, others.faults
 
 
 def _holders_of(
