@@ -70,7 +70,7 @@ def test_interrupted_command_ends_without_a_traceback(
     def interrupted(_: object) -> int:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("emergency_ckpt.tools.cli.inspect.ls.run", interrupted)
+    monkeypatch.setattr("emergency_ckpt.tools.cli.ls.run", interrupted)
     assert eckpt_here("ls") == 130
     assert capsys.readouterr().err == ""
 

@@ -84,7 +84,7 @@ POINT_TABLES = {
     "extras/metrics/metric_table.py",
     "tools/report/lives.py",
     "tools/report/spans.py",
-    "tools/cli/inspect/explain.py",
+    "tools/cli/ls/explain.py",
 }
 
 MONITORING = ROOT / "docs" / "monitoring.md"

@@ -17,7 +17,7 @@ from job_process import JobProcess, run_program
 from emergency_ckpt.events import Event
 from emergency_ckpt.extras.striped import Striped
 from emergency_ckpt.maxtext import create_checkpoint_manager
-from emergency_ckpt.tools.cli.inspect.survives import report_survival
+from emergency_ckpt.tools.cli.ls.survives import report_survival
 from emergency_ckpt.tools.survey.places import Places
 
 HOSTS = range(4)

@@ -46,7 +46,7 @@ class Command:
 
 COMMANDS = {
     "ls": Command(
-        f"{_CLI}.inspect.ls",
+        f"{_CLI}.ls",
         "list runs and steps in each tier; show a step, check all, tell what a loss would cost and"
         " why the last restore took its step",
     ),

@@ -9,11 +9,11 @@ import msgspec
 import pytest
 from places import ROOT
 
-from emergency_ckpt.tools.cli.inspect.check import CheckResult
-from emergency_ckpt.tools.cli.inspect.explain import RestoreExplanation
-from emergency_ckpt.tools.cli.inspect.ls import ListedDirectory, ListedProcess, Listing
-from emergency_ckpt.tools.cli.inspect.step import ShownHostState, ShownStep
-from emergency_ckpt.tools.cli.inspect.survives import SurvivalReport
+from emergency_ckpt.tools.cli.ls import ListedDirectory, ListedProcess, Listing
+from emergency_ckpt.tools.cli.ls.check import CheckResult
+from emergency_ckpt.tools.cli.ls.explain import RestoreExplanation
+from emergency_ckpt.tools.cli.ls.step import ShownHostState, ShownStep
+from emergency_ckpt.tools.cli.ls.survives import SurvivalReport
 from emergency_ckpt.tools.survey.places import SurveyedStep
 from emergency_ckpt.types import LOCAL, PERSISTENT
 

@@ -1,6 +1,7 @@
 """``eckpt ls``: the runs and steps in each tier, what each step lacks, and one step in full.
 
-docs/inspection.md documents what ``--json`` prints.
+It only reads, and needs no backend of JAX, beside a job that runs or after it died. Each other view
+is a module that is named after it. docs/inspection.md documents what ``--json`` prints.
 """
 
 from __future__ import annotations

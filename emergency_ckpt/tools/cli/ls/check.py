@@ -187,12 +187,8 @@ class Check:
                 actual = _crc_of(fd, entry, buffer)
                 advance(entry.nbytes)
                 if actual != entry.crc32c:
-                    path = contents.leaves[entry.leaf].path
-                    actual_text = "cut short" if actual is None else f"{actual:08x}"
-                    damaged.append(
-                        f"{path}{describe(entry.box)} is damaged: its CRC32C differs from that of"
-                        f" capture (expected {entry.crc32c:08x}, got {actual_text})"
-                    )
+                    shard = f"{contents.leaves[entry.leaf].path}{describe(entry.box)}"
+                    damaged.append(f"{shard} {_damage(entry.crc32c, actual)}")
         finally:
             os.close(fd)
         return damaged, len(contents.shards), sum(entry.nbytes for entry in contents.shards)
@@ -220,6 +216,15 @@ def _crc_of(fd: int, entry: ShardEntry, buffer: bytearray) -> int | None:
         crc = _native.crc32c(piece[:count], crc)
         done += count
     return crc
+
+
+def _damage(expected: int, actual: int | None) -> str:
+    """Return what is wrong with a shard; ``actual`` is None where the file ends before it."""
+    actual_text = "cut short" if actual is None else f"{actual:08x}"
+    return (
+        "is damaged: its CRC32C differs from that of capture"
+        f" (expected {expected:08x}, got {actual_text})"
+    )
 
 
 def _stored_data(
@@ -265,11 +270,7 @@ def _damaged_boxes(
         counts.shards += 1
         actual = _native.crc32c(data)
         if actual != expected:
-            yield (
-                shard,
-                "it is damaged: its CRC32C differs from that of capture"
-                f" (expected {expected:08x}, got {actual:08x})",
-            )
+            yield shard, f"it {_damage(expected, actual)}"
 
 
 def _pieces(step: StoredStepReader) -> Iterator[tuple[list[ShardId], int]]:
