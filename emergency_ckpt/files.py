@@ -16,6 +16,7 @@ import stat
 import sys
 import time
 from collections.abc import Generator
+from pathlib import Path
 from urllib.parse import unquote
 
 from emergency_ckpt.errors import CorruptData, LocalTierError, MemoryLimitReached, RamdiskFull
@@ -217,9 +218,9 @@ def remove_temporaries(dir_fd: int) -> None:
             remove(name, dir_fd)
 
 
-def free_bytes(dir_fd: int) -> int:
+def free_bytes(directory: int | Path) -> int:
     """Return the free bytes of a directory's file system; without a limit ``sys.maxsize``."""
-    status = os.fstatvfs(dir_fd)
+    status = os.statvfs(directory)
     has_limit = status.f_blocks > 0  # a tmpfs of size=0 and a ramfs tell 0 blocks, 0 of them free
     return status.f_bavail * status.f_frsize if has_limit else sys.maxsize
 

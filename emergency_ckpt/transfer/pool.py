@@ -216,13 +216,17 @@ def _connected(place: tuple[str, int], timeout: Timeout) -> socket.socket:
     The addresses share the time that is left: ``socket.create_connection`` gives all of it to each.
     """
     failure: OSError | None = None
-    addresses = [entry[4] for entry in socket.getaddrinfo(*place, type=socket.SOCK_STREAM)]
-    for number, (host, port, *_) in enumerate(addresses):
+    addresses = socket.getaddrinfo(*place, type=socket.SOCK_STREAM)
+    for number, (family, kind, protocol, _, address) in enumerate(addresses):
+        connection = socket.socket(family, kind, protocol)
         try:
-            share_s = timeout() / (len(addresses) - number)
-            return socket.create_connection((str(host), int(port)), share_s)
+            connection.settimeout(timeout() / (len(addresses) - number))
+            connection.connect(address)
         except OSError as error:
+            connection.close()
             failure = error
+        else:
+            return connection
     assert failure is not None, "a name without an address is an error"
     raise failure
 

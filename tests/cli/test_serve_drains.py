@@ -107,9 +107,9 @@ def test_servers_without_a_job_for_long_drain_once(
     process = open_tier(ramdisk / "0", process_index=0)  # holds its lock
     servers = start("--drain-after", "3")
     process.close()
-    lines = [servers[0].line() for _ in range(2)]
-    assert lines[0] == f"eckpt serve: the job is over: drain to {tmp_path / 'dir'}"
-    assert "drained step 5" in lines[1]
+    assert servers[0].line() == f"eckpt serve: the job is over: drain to {tmp_path / 'dir'}"
+    # A drain that takes ten seconds and more reports its progress before.
+    assert any("drained step 5" in line for line in iter(servers[0].line, ""))
     assert marker(tmp_path).exists()
     for server in servers:
         server.send_signal(signal.SIGTERM)

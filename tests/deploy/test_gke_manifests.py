@@ -216,7 +216,7 @@ def test_restart_in_place_keeps_the_pods_memory(generate: Any) -> None:
             "RestartAllContainers"
         ]
     (volume,) = [each for each in pod["volumes"] if each["name"] == "ramdisk"]
-    assert volume["emptyDir"] == {"medium": "Memory", "sizeLimit": "61Gi"}
+    assert volume["emptyDir"] == {"medium": "Memory", "sizeLimit": "62Gi"}
 
 
 def test_one_slice_has_a_node_pool_of_its_own(generate: Any) -> None:

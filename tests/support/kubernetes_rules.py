@@ -81,8 +81,8 @@ _POD_MONITORING = jsonschema.Draft202012Validator(
 SOURCES: dict[str, list[str]] = {
     "daemonset": [],
     # There the event log is in the ramdisk.
-    "in-place": ["--restart-agent-image", "registry.example/agent:1", "--ramdisk-gib", "61"],
-    "gke-driver": ["--ramdisk-gib", "61"],
+    "in-place": ["--restart-agent-image", "registry.example/agent:1", "--ramdisk-gib", "62"],
+    "gke-driver": ["--ramdisk-gib", "62"],
 }
 _OPTIONS = {
     "--name": "train",
@@ -93,7 +93,7 @@ _OPTIONS = {
     "--tpu-type": "v5e",
     "--topology": "2x4",
     "--state-gib": "60",
-    "--ramdisk-gib": "60",
+    "--ramdisk-gib": "61",
     "--secret": "train-secret",
 }
 

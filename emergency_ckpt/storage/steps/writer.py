@@ -459,9 +459,8 @@ class DirectoryWriter:
         if self._entry_of(step) is not None:
             return
         stored_step = self._unlisted(step)
-        if stored_step is not None:
-            if stored_step.marker is not None:
-                self._append(lambda table: listing(table, self._entry_for(stored_step)))
+        if stored_step is not None and stored_step.marker is not None:
+            self._append(lambda table: listing(table, self._entry_for(stored_step)))
             return
         self._clear(step)
         self._tell_removal("removed", step)

@@ -9,7 +9,7 @@ import argparse
 import math
 import re
 
-from emergency_ckpt.core.limits import NAME_PATTERN
+from emergency_ckpt.core.limits import NAME_PATTERN, SMALL_FILES_BYTES
 from emergency_ckpt.errors import ConfigError
 from emergency_ckpt.extensions import parse_placement
 from emergency_ckpt.tools.placement_study import GIB, SLOTS, held_bytes, mib_bytes, stored_share
@@ -162,7 +162,7 @@ def _size_problems(args: argparse.Namespace, besides_bytes: int) -> list[str]:
     host_bytes = mib_bytes("--host-state-mib", args.host_state_mib, "the job on GKE")
     slot = math.ceil(state_bytes / args.hosts * share)
     needed_bytes = math.ceil(held_bytes(slot, host_bytes, args.slices - 1, slots))
-    needed_bytes += besides_bytes
+    needed_bytes += SMALL_FILES_BYTES + besides_bytes
     log_text = f", and {format_quantity(besides_bytes)} of event log" if besides_bytes else ""
     if ramdisk_bytes < needed_bytes:
         problems.append(

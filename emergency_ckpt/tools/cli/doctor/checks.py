@@ -272,8 +272,9 @@ def _owner(local_dir: Path, run_id: str | None) -> Finding:
 def _room(
     local_dir: Path, needed_bytes: int | None, spare_bytes: int, held_bytes: int, others_bytes: int
 ) -> Finding:
-    status = os.statvfs(_nearest(local_dir))
-    free_bytes, total_bytes = status.f_bavail * status.f_frsize, status.f_blocks * status.f_frsize
+    place = _nearest(local_dir)
+    status, free_bytes = os.statvfs(place), files.free_bytes(place)
+    total_bytes = status.f_blocks * status.f_frsize
     measured = {
         "free_bytes": free_bytes,
         "total_bytes": total_bytes,
@@ -281,7 +282,8 @@ def _room(
         "held_by_other_runs_bytes": others_bytes,
     }
     held_text = f", {size_text(held_bytes)} held by this run" if held_bytes else ""
-    there = f"{size_text(free_bytes)} free of {size_text(total_bytes)}{held_text}"
+    free_text = f"{size_text(free_bytes)} free of {size_text(total_bytes)}"
+    there = f"{free_text if total_bytes else 'no limit of its size'}{held_text}"
     if needed_bytes is None:
         mend = "Give --state-gib, or --dir with a step in it, to have the room checked."
         return Finding("room", "warning", f"{there}; the size of the state is unknown", mend)
