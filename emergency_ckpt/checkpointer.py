@@ -354,7 +354,7 @@ class EmergencyCheckpointer:
           InvalidState: ``step`` or ``state`` is not valid.
           StateMismatch: leaves, shapes or dtypes differ. StepNotFound: ``step`` is not complete.
           HostStateError: saved by another number of processes. Unrecoverable: too much is lost.
-          RestoreFailed, DeadlineExceeded: a process failed or did not come.
+          RestoreFailed, PeerLeft, DeadlineExceeded: a process failed, ended, or did not come.
           RamdiskFull: nothing was restored, and there is no room for later saves.
         """
         self._check_running("restore")

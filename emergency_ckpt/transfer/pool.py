@@ -216,17 +216,14 @@ def _connected(place: tuple[str, int], timeout: Timeout) -> socket.socket:
     The addresses share the time that is left: ``socket.create_connection`` gives all of it to each.
     """
     failure: OSError | None = None
-    addresses = socket.getaddrinfo(*place, type=socket.SOCK_STREAM)
-    for number, (family, kind, protocol, _, address) in enumerate(addresses):
-        connection = socket.socket(family, kind, protocol)
+    addresses = [entry[4] for entry in socket.getaddrinfo(*place, type=socket.SOCK_STREAM)]
+    for number, (host, port, *rest) in enumerate(addresses):
+        scope = f"%{rest[1]}" if rest and rest[1] else ""  # of a link-local address of IPv6
         try:
-            connection.settimeout(timeout() / (len(addresses) - number))
-            connection.connect(address)
+            share_s = timeout() / (len(addresses) - number)
+            return socket.create_connection((f"{host}{scope}", int(port)), share_s)
         except OSError as error:
-            connection.close()
             failure = error
-        else:
-            return connection
     assert failure is not None, "a name without an address is an error"
     raise failure
 

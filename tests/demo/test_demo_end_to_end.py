@@ -28,14 +28,14 @@ def test_lost_slice_comes_back_from_its_peers_with_equal_bits(tmp_path: Path) ->
     )
     assert done.returncode == 0, done.stdout + done.stderr
     summary = json.loads((out / "summary.json").read_text())
-    restored_step = summary["restored_step"]
+    restored_step, fault_step = summary["restored_step"], summary["fault_step"]
     state_bytes = summary["bytes"]["local"] + summary["bytes"]["peer"]
     assert summary == {
         "recovered": True,
         "scenario": "slice-loss",
-        "fault_step": 23,
+        "fault_step": fault_step,
         "restored_step": restored_step,
-        "steps_lost": 23 - restored_step,
+        "steps_lost": fault_step - restored_step,
         "restore_seconds": summary["restore_seconds"],
         "bytes": {"local": state_bytes // 2, "peer": state_bytes // 2, "persistent": 0},
         "bitwise_equal": True,
@@ -43,6 +43,8 @@ def test_lost_slice_comes_back_from_its_peers_with_equal_bits(tmp_path: Path) ->
         "baseline_final_loss": summary["final_loss"],
         "seconds": summary["seconds"],
     }
+    # A killed process may have sent its part of the next step, which the others then finish.
+    assert fault_step in (23, 24)
     # 20 unless this machine is so slow that the save of 20 was not whole before step 23.
     assert restored_step in (10, 15, 20)
     assert state_bytes > 2 * 4 << 20  # two slices, a state of 5 MiB
@@ -52,7 +54,7 @@ def test_lost_slice_comes_back_from_its_peers_with_equal_bits(tmp_path: Path) ->
     report = (out / "report.html").read_text()
     assert '<section id="run0"><h2>slice-loss</h2>' in report
     assert '<section id="run1"><h2>undisturbed</h2>' in report
-    assert f"<dt>steps lost, all</dt><dd>{23 - restored_step}</dd>" in report
+    assert f"<dt>steps lost, all</dt><dd>{fault_step - restored_step}</dd>" in report
     assert "<h3>Sources of each process&#x27;s bytes, life 1</h3>" in report
     assert report.count("<td>process/") + report.count('<th scope="col">process/') >= 1
     assert list(ram.iterdir()) == []
