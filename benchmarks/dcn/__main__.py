@@ -166,7 +166,7 @@ def _text(
 
 
 def row_of(contender: str, shape: Shape, rounds: Sequence[Mapping[str, Any]]) -> Row:
-    """Return the row of rounds with one host per slice, the first of which lost its ramdisk."""
+    """Return the row of rounds with one host per slice, where the first host lost its ramdisk."""
     outcomes = [round_["restores"][SLICE_LOST] for round_ in rounds]
     for outcome in outcomes:
         if "refused" in outcome:

@@ -128,7 +128,7 @@ def measure_rounds(hosts: int, leaves: int, repeats: int) -> Row:
 
 
 def _in_fresh_process(work: Callable[[Cell, Stored], dict[str, Any]], *job: Any) -> dict[str, Any]:
-    """Run ``work`` in a process that has done nothing else, so that its memory can be measured."""
+    """Run ``work`` in a fresh process, so that the memory of ``work`` alone can be measured."""
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
         return pool.submit(work, *job).result()
 

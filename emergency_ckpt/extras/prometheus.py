@@ -34,7 +34,7 @@ class Prometheus(Observer):
         self._port = port
         self._module = prometheus
         self._servers: list[prometheus.MetricsServer | None] = []
-        """That of each checkpointer that has begun; None before it has joined."""
+        """One entry for each checkpointer that has begun: its server, or None before ``join``."""
 
     def __call__(self, event: Event) -> None:
         """Count ``event``."""

@@ -53,7 +53,7 @@ _MOST_NAMED = 8
 
 
 class Report(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One process's inventory, and the step and a digest of the state that it wants back.
+    """The inventory of one process, the step that the process asks for, and a digest of its state.
 
     Attributes:
       step: None: the newest complete step.

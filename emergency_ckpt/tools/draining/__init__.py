@@ -2,8 +2,8 @@
 
 1. ``drain`` chooses the newest whole step and writes it, alone in its directory (``lock``).
 2. ``peer_ram`` brings what only other hosts have.
-3. ``last`` runs it by itself: the servers of a job's hosts notice that the job is over, and agree
-   on the one that drains. It needs neither JAX nor Orbax, and starts ``drain`` as a process.
+3. ``last`` drains without a command: the servers of a job's hosts notice that the job is over, and
+   agree on the server that drains. ``last`` starts ``drain`` as a process, without JAX or Orbax.
 
 Guaranteed: a kill at any instant leaves storage as a killed save does. Not guaranteed: that a job
 is over; one that runs on hosts that were not named is not noticed, and is not harmed.

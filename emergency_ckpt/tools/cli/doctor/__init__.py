@@ -5,7 +5,7 @@
    pages and memory.
 2. ``clean``: ``--clean`` and ``--adopt``, which take the place of the checks.
 
-Only the check of storage writes, and it removes what it has written.
+The check of storage removes the file that the check has written. No other check writes.
 """
 
 from __future__ import annotations

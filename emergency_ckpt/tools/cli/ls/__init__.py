@@ -1,7 +1,8 @@
 """``eckpt ls``: the runs and steps in each tier, what each step lacks, and one step in full.
 
-It only reads, and needs no backend of JAX, beside a job that runs or after it died. Each other view
-is a module that is named after it. docs/inspection.md documents what ``--json`` prints.
+The command only reads, and needs no backend of JAX, while the job runs and after the job has died.
+``check``, ``explain``, ``step`` and ``survives`` are the other views. docs/inspection.md documents
+what ``--json`` prints.
 """
 
 from __future__ import annotations
