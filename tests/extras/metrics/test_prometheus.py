@@ -134,7 +134,8 @@ def test_failed_start_leaves_the_port_of_another(world: World) -> None:
     world.persistent.mkdir(parents=True)
     no_directory = world.persistent / "file"
     no_directory.write_text("")
-    with world.open(on_event=[seen.append, observer]):
+    with world.open(on_event=[seen.append, observer]) as checkpointer:
+        save_all(checkpointer, world, 1)  # else there may be nothing to scrape
         with pytest.raises(LocalTierError):
             world.open(on_event=observer, local_dir=str(no_directory))
         assert scraped(port_of(seen))
