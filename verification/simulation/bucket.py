@@ -6,6 +6,7 @@ be done after the process that asked for it was killed: the request was on its w
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -69,9 +70,16 @@ class Objects:
             folder.rmdir()
         return True
 
-    def below(self, path: Path) -> list[Path]:
-        """Return the objects whose names begin with a folder's."""
-        return sorted(each for each in path.rglob("*") if each.is_file())
+    def names(self, prefix: str) -> list[str]:
+        """Return the names that begin with ``prefix``, in their order."""
+        folder = self.root / prefix.rpartition("/")[0]
+        before = len(f"{self.root}/")
+        return sorted(
+            name
+            for place, _, files in os.walk(folder)
+            for file in files
+            if (name := f"{place}/{file}"[before:]).startswith(prefix)
+        )
 
     def _next(self) -> int:
         self._last += 1
@@ -203,15 +211,13 @@ class Client:
         def listed() -> dict[str, Any]:
             items: list[dict[str, str]] = []
             prefixes: set[str] = set()
-            for path in objects.below(objects.root):
-                name = str(path.relative_to(objects.root))
-                if not name.startswith(prefix):
-                    continue
+            for name in objects.names(prefix):
                 first, is_folder, _ = name.removeprefix(prefix).partition(delimiter or "\n")
                 if is_folder:
                     prefixes.add(f"{prefix}{first}{delimiter}")
                 else:
-                    items.append({"name": name, "generation": str(objects.generation_of(path))})
+                    generation = objects.generation_of(objects.root / name)
+                    items.append({"name": name, "generation": str(generation)})
             return {"items": items, "prefixes": sorted(prefixes)}
 
         return _look(objects.path_of(prefix), listed)
