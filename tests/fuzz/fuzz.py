@@ -1,4 +1,4 @@
-"""Coverage-guided fuzzing of each decoder by atheris, in a process each: `make fuzz`.
+"""Coverage-guided fuzzing of each decoder by atheris, in a fork each: `make fuzz`.
 
     python tests/fuzz/fuzz.py --seconds 60 [NAME ...]
 
@@ -13,27 +13,46 @@ from __future__ import annotations
 import argparse
 import gc
 import os
-import subprocess
 import sys
 import types
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import NoReturn
 
 CORPUS = Path(__file__).resolve().parent / "corpus"
 _OURS = ("emergency_ckpt", "fuzz_native")  # the second is a program above native code
 _LIMITS = ("-timeout=5", "-rss_limit_mb=2048", "-max_len=65536")
 
 
-def _fuzz_one(name: str, arguments: list[str]) -> None:
-    import atheris  # noqa: PLC0415 - of the fuzzing process alone
+def _instrument() -> None:
+    """Count the branches of our functions: seconds, so once, before the forks of the targets."""
+    import atheris  # noqa: PLC0415 - of this program alone
     from fuzz_places import ALL  # noqa: PLC0415
 
+    assert ALL  # its import has loaded the functions
     # atheris.instrument_imports sees nothing of an editable installation.
     for each in gc.get_objects():
         if isinstance(each, types.FunctionType) and str(each.__module__).startswith(_OURS):
             atheris.instrument_func(each)
+
+
+def _fuzz_here(name: str, options: argparse.Namespace) -> NoReturn:
+    """Fuzz one target in this process, a fork, with its output in a log."""
+    import atheris  # noqa: PLC0415
+    from fuzz_places import ALL  # noqa: PLC0415
+
+    found = options.out / name
+    known = [str(CORPUS / name)] if (CORPUS / name).is_dir() else []
+    arguments = [
+        *(str(found), *known, *_LIMITS, f"-max_total_time={options.seconds}"),
+        f"-seed={options.seed}",
+        f"-artifact_prefix={options.out}/failed_{name}_",
+    ]
+    log = os.open(_log(name, options), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
     atheris.Setup([sys.argv[0], *arguments], ALL[name].run)
     atheris.Fuzz()
+    sys.exit(1)  # Fuzz ends the process by SystemExit; libFuzzer writes the input at its exit
 
 
 def _write_seeds(name: str, directory: Path) -> None:
@@ -44,25 +63,37 @@ def _write_seeds(name: str, directory: Path) -> None:
         (directory / f"seed_{number}").write_bytes(seed)
 
 
-def _fuzz(name: str, options: argparse.Namespace) -> bool:
-    """Fuzz one target in a process of its own; print the result, and return whether it failed."""
-    out: Path = options.out
-    found = out / name
-    _write_seeds(name, found)
-    known = [str(CORPUS / name)] if (CORPUS / name).is_dir() else []
-    command = [
-        *(sys.executable, __file__, "--one", name, "--"),
-        *(str(found), *known, *_LIMITS, f"-max_total_time={options.seconds}"),
-        f"-seed={options.seed}",
-        f"-artifact_prefix={out}/failed_{name}_",
-    ]
-    log = out / f"{name}.log"
-    with log.open("wb") as file:
-        status = subprocess.run(command, stdout=file, stderr=file, check=False).returncode
-    lines = log.read_text(errors="replace").splitlines()
-    runs = next((line for line in reversed(lines) if "runs in" in line), "")
-    print(f"{name}: {'failed' if status else 'no failure'}; {runs}", flush=True)
-    return status != 0
+def _log(name: str, options: argparse.Namespace) -> Path:
+    return options.out / f"{name}.log"
+
+
+def _start(name: str, options: argparse.Namespace) -> int:
+    """Fork a process that fuzzes one target; return its id."""
+    _write_seeds(name, options.out / name)
+    sys.stdout.flush()
+    child = os.fork()
+    if not child:
+        _fuzz_here(name, options)
+    return child
+
+
+def _fuzz(names: list[str], options: argparse.Namespace) -> list[str]:
+    """Fuzz targets, as many at once as there are cores; print each result, return who failed."""
+    waiting, failed = list(reversed(names)), list[str]()
+    running: dict[int, str] = {}
+    cores = len(os.sched_getaffinity(0))
+    while waiting or running:
+        while waiting and len(running) < cores:
+            name = waiting.pop()
+            running[_start(name, options)] = name
+        child, status = os.wait()
+        name = running.pop(child)
+        lines = _log(name, options).read_text(errors="replace").splitlines()
+        runs = next((line for line in reversed(lines) if "runs in" in line), "")
+        print(f"{name}: {'failed' if status else 'no failure'}; {runs}", flush=True)
+        if status:
+            failed.append(name)
+    return failed
 
 
 def _grows_too_fast(name: str) -> bool:
@@ -81,15 +112,13 @@ def _grows_too_fast(name: str) -> bool:
 
 
 def _fuzz_all(options: argparse.Namespace) -> int:
-    """Fuzz the targets, as many at once as there are cores; return the exit status."""
+    """Compare times, then fuzz; return the exit status."""
     from fuzz_places import ALL  # noqa: PLC0415
 
     names = options.names or list(ALL)
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        results = list(pool.map(lambda name: _fuzz(name, options), names))
-    failed = [name for name, is_failed in zip(names, results, strict=True) if is_failed]
-    if not options.no_growth:
-        failed += [name for name in names if _grows_too_fast(name)]
+    failed = [] if options.no_growth else [name for name in names if _grows_too_fast(name)]
+    _instrument()
+    failed += _fuzz(names, options)
     print(f"failed: {', '.join(failed)}; see {options.out}" if failed else "no failures")
     return 1 if failed else 0
 
@@ -101,13 +130,9 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="of the inputs; 0: another each time")
     parser.add_argument("--out", type=Path, default=Path("fuzz_out"))
     parser.add_argument("--no-growth", action="store_true", help="compare no times")
-    parser.add_argument("--one", help=argparse.SUPPRESS)
     parser.add_argument("names", nargs="*")
     options = parser.parse_args()
     sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
-    if options.one:
-        _fuzz_one(options.one, options.names)
-        return 0
     options.out.mkdir(parents=True, exist_ok=True)
     return _fuzz_all(options)
 
