@@ -93,14 +93,11 @@ def run_round(
         if tier in tiers and (tier == contenders.RAM or FROM_STORAGE in wanted)
     }
     return {
-        "state_bytes": shape.state_bytes,
-        "host_bytes": shape.state_bytes // shape.hosts_per_slice,
         "save": [
             dict(zip(parts, results, strict=True))
             for results in zip(*(part["save"] for part in parts.values()), strict=True)
         ],
         "restores": {s: parts[_tier_of(s)]["restores"][s] for s in wanted},
-        "storage_bytes": sum(part["storage_bytes"] for part in parts.values()),
     }
 
 
@@ -148,10 +145,8 @@ def _run_lives(
     hosts = [spec.ramdisk(host) for host in range(spec.host_count)]
     expected = _merge_digests(saved)
     orders.expected_path.write_text(json.dumps(expected))
-    for result, host in zip(saved, hosts, strict=True):
-        result["ramdisk_bytes"] = allocated_bytes(host)
+    for result in saved:
         del result["digests"]  # of thousands of shards would be most of the document
-    stored = allocated_bytes(Path(orders.persistent_dir))
     restores: dict[str, Any] = {}
     for life, scenario in enumerate(scenarios, start=1):
         lost = lost_hosts(scenario, orders.shape)
@@ -160,7 +155,7 @@ def _run_lives(
             name = f"{who}, restoring ({scenario} lost)"
             results = _run_life(spec, orders, life, name, timeout_s)
         restores[scenario] = _outcome(orders, set(expected["digests"]), results)
-    return {"save": saved, "restores": restores, "storage_bytes": stored}
+    return {"save": saved, "restores": restores}
 
 
 @contextlib.contextmanager
@@ -228,13 +223,3 @@ def _outcome(orders: Orders, saved: set[str], results: list[dict[str, Any]]) -> 
             f" {verified_bytes} of {shape.slices * shape.state_bytes} bytes"
         )
     return {"processes": results, "verified_shards": len(verified)}
-
-
-def allocated_bytes(directory: Path) -> int:
-    """Return the bytes of the blocks of all files below ``directory``, as ``du`` counts them.
-
-    A hard-linked file counts once.
-    """
-    stats = [path.lstat() for path in directory.rglob("*") if not path.is_dir()]
-    blocks = {(stat.st_dev, stat.st_ino): stat.st_blocks for stat in stats}
-    return sum(blocks.values()) * 512

@@ -2,7 +2,6 @@
 
 import json
 import os
-import resource
 import socket
 import sys
 import time
@@ -33,8 +32,6 @@ def main(orders: Orders) -> None:
     life = environment.restart_count
     site = _site(environment, orders)
     result = _save_life(contender, site, orders) if life == 0 else _restore(contender, site, orders)
-    # Linux gives kibibytes; pages of mapped ramdisk files count as well.
-    result["peak_rss_bytes"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     orders.result_path(life, environment.process_index).write_text(json.dumps(result))
     multihost_utils.sync_global_devices("end of life")
     jax.distributed.shutdown()
@@ -109,15 +106,11 @@ def _train(state: PyTree, step: int) -> tuple[PyTree, int]:
 
 
 def _timed_save(session: contenders.Session, step: int, state: PyTree) -> dict[str, Any]:
-    before = traffic.counters()
-    cpu_s = time.process_time()
     start = time.monotonic()
     session.save(step, state)
     returned = time.monotonic()
     session.wait()
     published = time.monotonic()
-    cpu_s = time.process_time() - cpu_s
-    after = traffic.counters()
     # A process that has nothing to wait for must not train while another still publishes.
     multihost_utils.sync_global_devices(f"published {step}")
     return {
@@ -125,9 +118,6 @@ def _timed_save(session: contenders.Session, step: int, state: PyTree) -> dict[s
         "returned_s": returned,
         "ready_s": getattr(session, "ready_s", None),
         "published_s": published,
-        "cpu_s": cpu_s,
-        "traffic_before": before,
-        "traffic_after": after,
     }
 
 

@@ -14,7 +14,7 @@ import dataclasses
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,6 @@ from benchmarks.common.lives import IMPORTED_BY_ALL, Place, RoundFailed, require
 from benchmarks.common.program import above_0, positive, some_of
 from benchmarks.compare import report, targets
 
-BASE = targets.OURS
 JOBS = "2x1x1024,2x2x512,4x1x256,2x1x125/2000"
 _QUICK = {
     "jobs": "2x1x64",
@@ -49,9 +48,16 @@ def main(arguments: list[str] | None = None) -> int:
     with warm.started(IMPORTED_BY_ALL, ROOT) as address:
         place = Place(options.ramdisk, options.storage, options.timeout_s, warm=address)
         measured = _measure(options, shapes, place)
-    jobs = [(shape, _summaries(measured, shape)) for shape in shapes]
-    found = targets.targets(jobs, report.limit_medians(measured.limits_gb_per_s))
-    text, document = _text(about, measured, jobs, found), _document(measured, jobs, found)
+    jobs = [_job(measured, shape) for shape in shapes]
+    rates = report.limit_medians(measured.limits_gb_per_s)
+    found = targets.targets(zip(shapes, jobs, strict=True), rates)
+    document = {
+        "limits_gb_per_s": measured.limits_gb_per_s,
+        "jobs": jobs,
+        "targets": [dataclasses.asdict(target) for target in found],
+        "failures": measured.failures,
+    }
+    text = _text(about, measured, jobs, found)
     program.publish(options, "compare", about, text, document)
     return 1 if measured.failures else 0
 
@@ -126,58 +132,35 @@ def _measure(options: argparse.Namespace, shapes: Sequence[Shape], place: Place)
     return measured
 
 
-def _summaries(measured: Measured, shape: Shape) -> dict[str, dict[str, Any]]:
+def _job(measured: Measured, shape: Shape) -> dict[str, Any]:
+    """Return a job's part of the document."""
     return {
-        name: report.summarize(rounds)
-        for (job, name), rounds in measured.rounds.items()
-        if job == shape.name
+        "job": dataclasses.asdict(shape) | {"name": shape.name, "state_bytes": shape.state_bytes},
+        "contenders": {
+            name: {"summary": report.summarize(rounds), "rounds": rounds}
+            for (job, name), rounds in measured.rounds.items()
+            if job == shape.name
+        },
     }
 
 
 def _text(
-    about: dict[str, Any],
+    about: Mapping[str, Any],
     measured: Measured,
-    jobs: Sequence[tuple[Shape, dict[str, dict[str, Any]]]],
+    jobs: Sequence[Mapping[str, Any]],
     found: Sequence[targets.Target],
 ) -> str:
-    lines = [machine.text(about)]
-    for shape, summaries in jobs:
-        rounds = {name: len(measured.rounds[shape.name, name]) for name in summaries}
-        lines += [
-            "",
-            f"Job {shape.name}: {shape.slices} slices of {shape.hosts_per_slice} hosts,"
-            f" {shape.state_bytes / 2**20:g} MiB of state in {shape.leaves} leaves,"
-            f" {shape.timed_saves} timed saves a round;"
-            f" rounds: {', '.join(f'{name} {count}' for name, count in rounds.items())}",
-            "",
-            report.table(summaries, BASE),
+    rounds = [f"{job} {name} {len(some)}" for (job, name), some in measured.rounds.items()]
+    return "\n\n".join(
+        [
+            f"{machine.text(about)}; medians, and in brackets how many times ours.",
+            report.table(jobs),
+            f"Rounds: {', '.join(rounds)}.",
+            report.limits(measured.limits_gb_per_s),
+            targets.table(found),
+            *(f"Failed: {failure}" for failure in measured.failures),
         ]
-    lines += ["", report.limits_table(measured.limits_gb_per_s), "", targets.table(found)]
-    lines += [f"\nFailed: {failure}" for failure in measured.failures]
-    return "\n".join(lines)
-
-
-def _document(
-    measured: Measured,
-    jobs: Sequence[tuple[Shape, dict[str, dict[str, Any]]]],
-    found: Sequence[targets.Target],
-) -> dict[str, Any]:
-    return {
-        "limits_gb_per_s": measured.limits_gb_per_s,
-        "jobs": [
-            {
-                "job": dataclasses.asdict(shape)
-                | {"name": shape.name, "state_bytes": shape.state_bytes},
-                "contenders": {
-                    name: {"summary": summary, "rounds": measured.rounds[shape.name, name]}
-                    for name, summary in summaries.items()
-                },
-            }
-            for shape, summaries in jobs
-        ],
-        "targets": [dataclasses.asdict(target) for target in found],
-        "failures": measured.failures,
-    }
+    )
 
 
 if __name__ == "__main__":

@@ -3,13 +3,13 @@
 import argparse
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from benchmarks.common import machine
-from benchmarks.common.tables import markdown, number
-from benchmarks.compare import report, targets
+from benchmarks.common.tables import markdown
+from benchmarks.compare import report
 
 BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
 _NOTE = (
@@ -17,12 +17,7 @@ _NOTE = (
     " computing are waited for as well, as the next step would do without a save; Orbax's managers"
     " do not tell that wait."
 )
-_ROWS = (
-    *("stall", "computed", "ready", "published"),
-    *("restore_nothing_lost", "restore_lost_slice", "restore_lost_halves"),
-    *("storage_save", "storage_restore"),
-)
-_TITLES = {measure.key: measure.title for measure in report.MEASURES}
+_WAIT = next(measure.title for measure in report.SHOWN if measure.key == "ready")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -56,7 +51,7 @@ def summary(document: Mapping[str, Any]) -> str:
     job = document["jobs"][0]
     names = list(job["contenders"])
     shape = job["job"]
-    rows = [row[1:] for row in _rows(job, names) if row[1] != _TITLES["ready"]]
+    rows = [row[1:] for row in report.rows(job, names) if row[1] != _WAIT]
     return "\n".join(
         [
             f"{_about(document)} A state of {shape['state_bytes'] / 2**30:g} GiB on"
@@ -68,51 +63,23 @@ def summary(document: Mapping[str, Any]) -> str:
     )
 
 
-def _about(document: Mapping[str, Any]) -> str:
-    about = document["machine"]
-    commit = f", commit {about['commit']}" if about.get("commit") else ""
-    return f"{machine.text(about)}, {document['date']}{commit}."
-
-
 def section(document: Mapping[str, Any]) -> str:
-    """Return ``compare.json`` as Markdown: medians, and the others' as multiples of ours."""
-    names = list(document["jobs"][0]["contenders"])
-    rows = [row for job in document["jobs"] for row in _rows(job, names)]
-    rates = report.limit_medians(document["limits_gb_per_s"])
-    limits = "; ".join(f"{name} {number(rate)}" for name, rate in rates.items())
-    return "\n".join(
+    """Return ``compare.json`` as Markdown for RESULTS.md."""
+    about = f"{_about(document)} Jobs are slices x hosts x MiB / leaves; medians, and in brackets"
+    return "\n\n".join(
         [
-            f"{_about(document)} Jobs are slices x hosts x MiB / leaves; medians, and in brackets"
-            " how many times ours.",
-            "",
-            markdown([["job", "", *names], *rows]),
-            "",
+            f"{about} how many times ours.",
+            report.table(document["jobs"]),
             _NOTE,
-            "",
-            f"Limits of this machine, GB/s: {limits}.",
+            report.limits(document["limits_gb_per_s"]),
         ]
     )
 
 
-def _rows(job: Mapping[str, Any], names: list[str]) -> Iterator[list[str]]:
-    for key in _ROWS:
-        medians = {
-            name: contender["summary"][key]["median"]
-            for name, contender in job["contenders"].items()
-        }
-        if any(value is not None for value in medians.values()):
-            ours = medians.get(targets.OURS)
-            cells = [_cell(medians.get(name), ours, name) for name in names]
-            yield [job["job"]["name"], _TITLES[key], *cells]
-
-
-def _cell(seconds: float | None, ours_s: float | None, name: str) -> str:
-    if seconds is None:
-        return "-"
-    shown = f"{number(seconds * 1e3)} ms" if seconds < 1 else f"{number(seconds)} s"
-    if name == targets.OURS or not ours_s:
-        return shown
-    return f"{shown} ({number(seconds / ours_s)}x)"
+def _about(document: Mapping[str, Any]) -> str:
+    about = document["machine"]
+    commit = f", commit {about['commit']}" if about.get("commit") else ""
+    return f"{machine.text(about)}, {document['date']}{commit}."
 
 
 if __name__ == "__main__":

@@ -1,17 +1,15 @@
 """Targets for this checkpointer, compared with the figures of a run. Pure."""
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from benchmarks.common import limits
 from benchmarks.common.job import Shape
 from benchmarks.common.tables import markdown, number
+from benchmarks.compare.report import OURS
 
-Summaries = Mapping[str, Mapping[str, Mapping[str, Any]]]
-"""Results of ``report.summarize`` by contender and measure."""
-
-OURS, EMERGENCY, P2P, PLAIN = "ours", "orbax-emergency", "orbax-p2p", "orbax"
+EMERGENCY, P2P, PLAIN = "orbax-emergency", "orbax-p2p", "orbax"
 MANY_LEAVES = 1000
 _LEAST_SHARE = 0.6
 """Least share of a limit of the machine that a rate is to reach."""
@@ -33,7 +31,7 @@ class _Job:
     """A job with its figures, which its methods compare with what is wanted."""
 
     shape: Shape
-    summaries: Summaries
+    contenders: Mapping[str, Mapping[str, Any]]
     limit_rates: Mapping[str, float]
 
     @property
@@ -41,15 +39,17 @@ class _Job:
         return self.shape.leaves >= MANY_LEAVES
 
     def median(self, contender: str, key: str) -> float | None:
-        return self.summaries.get(contender, {}).get(key, {}).get("median")
+        found = self.contenders.get(contender)
+        return found["summary"][key]["median"] if found else None
 
     def at_most(self, title: str, value: float | None, most: float) -> Target:
         is_reached = None if value is None else value <= most
-        return self._target(title, f"at most {number(most)}", value, "", is_reached)
+        return Target(self.shape.name, title, f"at most {number(most)}", _shown(value), is_reached)
 
     def at_least(self, title: str, value: float | None, least: float, unit: str = "") -> Target:
         is_reached = None if value is None else value >= least
-        return self._target(title, f"at least {number(least)}{unit}", value, unit, is_reached)
+        wanted = f"at least {number(least)}{unit}"
+        return Target(self.shape.name, title, wanted, _shown(value, unit), is_reached)
 
     def faster(self, key: str, other: str, times: float) -> Target:
         """Compare a time with the same time of another contender."""
@@ -64,22 +64,20 @@ class _Job:
             share = moved_bytes / seconds / 1e9 / limits.best(self.limit_rates, limit)
         return self.at_least(title, share, _LEAST_SHARE)
 
-    def _target(
-        self, title: str, wanted: str, value: float | None, unit: str, is_reached: bool | None
-    ) -> Target:
-        measured = "-" if value is None else f"{number(value)}{unit}"
-        return Target(self.shape.name, title, wanted, measured, is_reached)
+
+def _shown(value: float | None, unit: str = "") -> str:
+    return "-" if value is None else f"{number(value)}{unit}"
 
 
 def targets(
-    jobs: Sequence[tuple[Shape, Summaries]], limit_rates: Mapping[str, float]
+    jobs: Iterable[tuple[Shape, Mapping[str, Any]]], limit_rates: Mapping[str, float]
 ) -> list[Target]:
     """Return targets for the first job with large leaves and the first with many small ones.
 
     Those of saves to storage and of restores from it are for each job.
     """
     found: list[Target] = []
-    all_jobs = [_Job(shape, summaries, limit_rates) for shape, summaries in jobs]
+    all_jobs = [_Job(shape, job["contenders"], limit_rates) for shape, job in jobs]
     for job in [job for job in all_jobs if not job.has_small_leaves][:1]:
         found += _of_large_leaves(job)
     for job in [job for job in all_jobs if job.has_small_leaves][:1]:

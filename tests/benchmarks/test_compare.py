@@ -7,7 +7,7 @@ import pytest
 from benchmark_runs import refusal, run_benchmark
 
 from benchmarks.common.job import parse_job
-from benchmarks.common.lives import Place, RoundFailed, allocated_bytes, run_round
+from benchmarks.common.lives import Place, RoundFailed, run_round
 from benchmarks.compare import __main__ as compare
 from benchmarks.compare import report
 
@@ -64,16 +64,14 @@ def test_every_measure_is_reported_for_those_that_have_it(
     (job,) = json.loads((out / "compare.json").read_text())["jobs"]
     not_here = ("nothing_lost", "halves")  # not asked for; not possible with one host a slice
     for measure in report.MEASURES:
-        if measure.key.endswith(not_here):
-            assert measure.title not in text
-            continue
-        assert measure.title in text
+        is_here = not measure.key.endswith(not_here)
+        assert (measure.title in text) == is_here
         for name, contender in job["contenders"].items():
             values = contender["summary"][measure.key]["rounds"]
-            of_storage = "storage" in measure.key or measure.key == "rss_restore"
-            has_it = name == "ours" if measure.key == "ready" else of_storage or name != "orbax"
+            of_all = "storage" in measure.key or name != "orbax"
+            has_it = is_here and (name == "ours" if measure.key == "ready" else of_all)
             assert len(values) == has_it, (measure.key, name)
-            # How fast is not judged, but nothing here takes no time and no bytes.
+            # How fast is not judged, but nothing here takes no time.
             assert all(value > 0 for value in values), (measure.key, name)
 
 
@@ -92,7 +90,7 @@ def test_every_limit_is_reported(outcome: tuple[str, Path, list[str]]) -> None:
 
 
 @pytest.mark.slow
-def test_restored_bytes_were_verified_each_tier_written_alone(
+def test_restored_bytes_were_verified(
     outcome: tuple[str, Path, list[str]],
 ) -> None:
     _, out, _ = outcome
@@ -104,12 +102,8 @@ def test_restored_bytes_were_verified_each_tier_written_alone(
         for restore in round_["restores"].values():
             assert restore["verified_shards"] == LEAVES
             assert [p["verified_bytes"] for p in restore["processes"]] == [MIB * 2**20] * 2
-        # Normals hardly compress: one slice's hosts at least, and each step in storage, hold all.
-        assert round_["storage_bytes"] > 0.8 * MIB * 2**20
         if name != "orbax":
             assert all(len(process["ram"]["saves"]) == SAVES for process in round_["save"])
-            kept = [process["ram"]["ramdisk_bytes"] for process in round_["save"]]
-            assert sum(kept) > 0.8 * MIB * 2**20
 
 
 @pytest.mark.parametrize(
@@ -144,14 +138,3 @@ def test_life_that_takes_too_long_is_ended(tmp_path: Path) -> None:
     with pytest.raises(RoundFailed, match=r"still runs after 0\.2 s"):
         run_round("orbax-p2p", shape, Place(tmp_path, tmp_path, timeout_s=0.2), ["slice"])
     assert list(tmp_path.iterdir()) == []
-
-
-def test_allocated_bytes_counts_blocks_of_each_file_once(tmp_path: Path) -> None:
-    (tmp_path / "a").mkdir()
-    (tmp_path / "a" / "one").write_bytes(b"x" * 10_000)
-    (tmp_path / "two").hardlink_to(tmp_path / "a" / "one")
-    with (tmp_path / "sparse").open("wb") as sparse:
-        sparse.truncate(2**30)
-    blocks = (tmp_path / "two").stat().st_blocks + (tmp_path / "sparse").stat().st_blocks
-    assert allocated_bytes(tmp_path) == blocks * 512
-    assert allocated_bytes(tmp_path) < 2**20

@@ -19,7 +19,7 @@ def _summary(**medians: float) -> dict[str, Any]:
         *("stall", "computed", "ready", "published", "restore_nothing_lost", "restore_lost_slice"),
         *("restore_lost_halves", "storage_save", "storage_restore"),
     ]
-    return {"summary": {key: {"median": medians.get(key)} for key in keys}}
+    return {"summary": {key: {"median": medians.get(key), "why": None} for key in keys}}
 
 
 DOCUMENT = {
