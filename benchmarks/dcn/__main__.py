@@ -31,7 +31,7 @@ from benchmarks.dcn.enter import host_name
 
 NOT_POSSIBLE = 77
 _ENTER = Path(__file__).with_name("enter.py")
-_CONTENDERS = ("ours", "orbax-emergency", "orbax-p2p")
+_CONTENDERS = ("ours", "orbax-emergency")
 _QUICK = {"slices": "2,4", "mib": "16", "rounds": "1"}
 
 
@@ -43,7 +43,7 @@ class Row:
       restore_s: from the first process's start to the last one's end; None if it refused.
       refused: the contender's reason.
       received_by_lost_bytes: bytes to the host that lost its ramdisk.
-      received_by_others_bytes, sent_bytes: maximum over any one link of the other hosts.
+      sent_bytes: maximum over any one link of the other hosts.
       in_all_bytes: received bytes over all links.
     """
 
@@ -52,7 +52,6 @@ class Row:
     restore_s: float | None
     refused: str | None = None
     received_by_lost_bytes: float = 0.0
-    received_by_others_bytes: float = 0.0
     sent_bytes: float = 0.0
     in_all_bytes: float = 0.0
 
@@ -67,7 +66,7 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error(str(error))
     about = machine.facts()
     try:
-        rows, delay_ms = _measure(options, shapes)
+        rows = _measure(options, shapes)
     except links.NotPossible as problem:
         print(f"dcn: cannot be measured here: {problem}", file=sys.stderr)
         return NOT_POSSIBLE
@@ -75,11 +74,11 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"dcn: {failure}", file=sys.stderr)
         return 1
     document = {
-        "link": {"mbit": options.mbit, "delay_ms": delay_ms, "slowest": options.slowest},
+        "link": {"mbit": options.mbit, "slowest": options.slowest},
         "state_bytes": shapes[0].state_bytes,
         "rows": [dataclasses.asdict(row) for row in rows],
     }
-    program.publish(options, "dcn", about, _text(options, about, rows, delay_ms), document)
+    program.publish(options, "dcn", about, _text(options, about, rows), document)
     return 0
 
 
@@ -92,40 +91,29 @@ def _parser() -> argparse.ArgumentParser:
         help="rate of each direction of each link; 500 is 1/400 of 25 GB/s",
     )  # fmt: skip
     parser.add_argument(
-        "--delay-ms", type=above_0, default=0.5, help="delay of each direction of each link"
-    )
-    parser.add_argument(
         "--slowest", type=above_0, default=1.0, help="share of the rate that the last host's has"
     )
     parser.add_argument("--rounds", type=positive, default=3)
-    parser.add_argument(
-        "--contenders", type=some_of(_CONTENDERS),
-        default=["ours", "orbax-emergency"], help=f"of {','.join(_CONTENDERS)}",
-    )  # fmt: skip
+    parser.add_argument("--contenders", type=some_of(_CONTENDERS), default=list(_CONTENDERS))
     return parser
 
 
-def _measure(options: argparse.Namespace, shapes: Sequence[Shape]) -> tuple[list[Row], float]:
-    """Return a row for each contender and number of slices, and the delay of the links."""
+def _measure(options: argparse.Namespace, shapes: Sequence[Shape]) -> list[Row]:
+    """Return a row for each contender and number of slices."""
     rounds: dict[tuple[str, int], list[Mapping[str, Any]]] = {}
-    delay_ms = 0.0
     for turn in range(options.rounds):
         for shape in shapes:
             for name in program.in_turn(options.contenders, turn):
                 print(f"round {turn + 1}: {shape.slices} slices, {name}", file=sys.stderr)
                 # New links for each, so that no queue or connection is left of the one before.
-                with links.linked_hosts(
-                    shape.slices, options.mbit, options.delay_ms, options.slowest
-                ) as hosts:
+                with links.linked_hosts(shape.slices, options.mbit, options.slowest) as hosts:
                     measured = _round_over(hosts, name, shape, options)
-                delay_ms = hosts.delay_ms
                 rounds.setdefault((name, shape.slices), []).append(measured)
-    rows = [
+    return [
         row_of(name, shape, rounds[name, shape.slices])
         for name in options.contenders
         for shape in shapes
     ]
-    return rows, delay_ms
 
 
 def _round_over(
@@ -148,20 +136,15 @@ def _round_over(
         return run_round(name, shape, place, [SLICE_LOST])
 
 
-def _text(
-    options: argparse.Namespace, about: dict[str, Any], rows: Sequence[Row], delay_ms: float
-) -> str:
+def _text(options: argparse.Namespace, about: dict[str, Any], rows: Sequence[Row]) -> str:
     lines = [
-        f"{options.mib} MiB of state, one host a slice, links of {options.mbit:g} Mbit/s and"
-        f" {delay_ms:g} ms each way, {options.rounds} rounds;"
-        f" {machine.text(about)}",
+        f"{options.mib} MiB of state, one host a slice, links of {options.mbit:g} Mbit/s,"
+        f" {options.rounds} rounds; {machine.text(about)}",
         "",
         table(rows, options.mib * 2**20 / (options.mbit * 1e6 / 8)),
     ]
     if options.slowest != 1:
         lines += ["", f"The last host's link has {options.slowest:g} of the rate."]
-    if delay_ms == 0:
-        lines += ["", "This kernel has no netem: the links have their rate, but no delay."]
     return "\n".join(lines)
 
 
@@ -179,7 +162,6 @@ def row_of(contender: str, shape: Shape, rounds: Sequence[Mapping[str, Any]]) ->
         statistics.median(restore_s(round_) for round_ in rounds),
         None,
         statistics.median(links[0] for links in received),
-        statistics.median(max(links[1:]) for links in received),
         statistics.median(max(links[1:]) for links in sent),
         statistics.median(map(sum, received)),
     )
@@ -200,7 +182,7 @@ def table(rows: Sequence[Row], state_s: float) -> str:
     """
     header = [
         "one slice lost", "slices", "restore, s", "growth", "over the limit", "lost host got, MiB",
-        "most another got, MiB", "most another sent, MiB", "all links, MiB",
+        "most another sent, MiB", "all links, MiB",
     ]  # fmt: skip
     first = {}
     lines = []
@@ -209,7 +191,7 @@ def table(rows: Sequence[Row], state_s: float) -> str:
             lines.append([r.contender, str(r.slices), "cannot", *["-"] * (len(header) - 3)])
             continue
         base_s = first.setdefault(r.contender, r.restore_s)
-        sizes = (r.received_by_lost_bytes, r.received_by_others_bytes, r.sent_bytes, r.in_all_bytes)
+        sizes = (r.received_by_lost_bytes, r.sent_bytes, r.in_all_bytes)
         lines.append(
             [
                 *(r.contender, str(r.slices), number(r.restore_s)),

@@ -1,4 +1,4 @@
-"""Hosts as network namespaces, each with a rate-limited, delayed link to one switch."""
+"""Hosts as network namespaces, each with a rate-limited link to one switch."""
 
 import contextlib
 import os
@@ -12,7 +12,6 @@ _COMMAND_TIMEOUT_S = 30.0
 # Segments leave a virtual link in pieces of up to 64 KiB, which a smaller bucket would never pass.
 _BURST = "256kb"
 _QUEUE = "50ms"
-_QUEUE_PACKETS = "10000"
 
 
 class NotPossible(Exception):
@@ -21,23 +20,14 @@ class NotPossible(Exception):
 
 @dataclass(frozen=True)
 class Links:
-    """The links of an existing network.
-
-    Attributes:
-      namespaces: network namespaces of the hosts, by number.
-      addresses: addresses of the hosts, by number.
-      delay_ms: delay of each direction of a link; 0 when the kernel has no ``netem``.
-    """
+    """The network namespaces and addresses of the hosts of an existing network, by number."""
 
     namespaces: tuple[str, ...]
     addresses: tuple[str, ...]
-    delay_ms: float
 
 
 @contextlib.contextmanager
-def linked_hosts(
-    count: int, rate_mbit: float, delay_ms: float, slowest: float = 1.0
-) -> Iterator[Links]:
+def linked_hosts(count: int, rate_mbit: float, slowest: float = 1.0) -> Iterator[Links]:
     """Create ``count`` hosts on one switch; each direction of each link has ``rate_mbit``.
 
     The last host's link has that rate times ``slowest``.
@@ -56,7 +46,6 @@ def linked_hosts(
             _run("ip", "-n", namespace, "link", "set", "lo", "up")
         _run("ip", "-n", switch, "link", "add", "bridge", "type", "bridge")
         _run("ip", "-n", switch, "link", "set", "bridge", "up")
-        delayed_ms = delay_ms if delay_ms > 0 and _has_netem(switch) else 0.0
         for number, host in enumerate(hosts):
             port = f"port{number}"
             ends = ("type", "veth", "peer", "name", "uplink", "netns", host)
@@ -64,10 +53,11 @@ def linked_hosts(
             _run("ip", "-n", switch, "link", "set", port, "master", "bridge", "up")
             _run("ip", "-n", host, "address", "add", f"{addresses[number]}/16", "dev", "uplink")
             _run("ip", "-n", host, "link", "set", "uplink", "up")
-            share = slowest if number == count - 1 else 1.0
+            rate = f"{rate_mbit * (slowest if number == count - 1 else 1.0):g}mbit"
+            limit = ("tbf", "rate", rate, "burst", _BURST, "latency", _QUEUE)
             for namespace, device in ((switch, port), (host, "uplink")):
-                _limit(namespace, device, rate_mbit * share, delayed_ms)
-        yield Links(hosts, addresses, delayed_ms)
+                _run("tc", "-n", namespace, "qdisc", "add", "dev", device, "root", *limit)
+        yield Links(hosts, addresses)
 
 
 def address(number: int) -> str:
@@ -81,25 +71,6 @@ def require_means() -> None:
         raise NotPossible("network namespaces need root")
     if missing := [name for name in _PROGRAMS if shutil.which(name) is None]:
         raise NotPossible(f"not installed: {', '.join(missing)} (iproute2, util-linux)")
-
-
-def _limit(namespace: str, device: str, rate_mbit: float, delay_ms: float) -> None:
-    rate = f"{rate_mbit:g}mbit"
-    if delay_ms:
-        discipline = ("netem", "delay", f"{delay_ms:g}ms", "rate", rate, "limit", _QUEUE_PACKETS)
-    else:
-        discipline = ("tbf", "rate", rate, "burst", _BURST, "latency", _QUEUE)
-    _run("tc", "-n", namespace, "qdisc", "add", "dev", device, "root", *discipline)
-
-
-def _has_netem(namespace: str) -> bool:
-    """Return whether the kernel has ``netem``, tried on the namespace's own loopback."""
-    try:
-        _run("tc", "-n", namespace, "qdisc", "add", "dev", "lo", "root", "netem", "delay", "1ms")
-        _run("tc", "-n", namespace, "qdisc", "del", "dev", "lo", "root")
-    except NotPossible:
-        return False
-    return True
 
 
 def _run(*command: str) -> None:

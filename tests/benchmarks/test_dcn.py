@@ -38,7 +38,7 @@ def _round(seconds: float) -> dict[str, Any]:
 def test_row_has_the_busiest_links_and_medians_over_rounds() -> None:
     shape = parse_job("3x1x64", 1)
     row = dcn.row_of("ours", shape, [_round(2.0), _round(4.0), _round(3.0)])
-    assert row == dcn.Row("ours", 3, 3.0, None, 64 * MIB, 3 * MIB, 40 * MIB, 69 * MIB)
+    assert row == dcn.Row("ours", 3, 3.0, None, 64 * MIB, 40 * MIB, 69 * MIB)
 
 
 def test_growth_is_over_the_first_row_of_the_same_contender() -> None:
@@ -86,7 +86,7 @@ def _namespaces() -> list[str]:
 def possible() -> Iterator[bool]:
     """Whether this machine can have such hosts; where not, that is what the test shows."""
     try:
-        with links.linked_hosts(2, 100.0, 1.0) as hosts:
+        with links.linked_hosts(2, 100.0) as hosts:
             assert len(_namespaces()) == 3  # and the switch
             assert hosts.addresses == ("10.77.0.1", "10.77.0.2")
     except links.NotPossible:

@@ -28,7 +28,7 @@ _TIMEOUT_S = 200.0
 @pytest.fixture(scope="module")
 def hosts() -> Iterator[Links]:
     try:
-        with linked_hosts(2, 10000.0, 0.0) as links:
+        with linked_hosts(2, 10000.0) as links:
             yield links
     except NotPossible as reason:
         pytest.skip(str(reason))
