@@ -53,7 +53,7 @@ help:
 	@echo "make dist    build the sdist and the wheel of PYTHON into dist/"
 	@echo "make check   format, lint, types, import layers, documents, mutants that still apply"
 	@echo "make docs    build the documentation as a site, in build/site, in its own venv; a dead link ends it"
-	@echo "make bench   compare with Orbax in 15 minutes, BENCH_FLAGS=--quick in one (needs an idle machine)"
+	@echo "make bench   compare with Orbax in 20 minutes, BENCH_FLAGS=--quick in two (needs an idle machine)"
 	@echo "make bench-minutes   minutes to 2,000 steps with a failure every 100 to 300, beside Orbax"
 	@echo "make bench-dcn   a lost slice among 2, 4, 8 over slow links; needs root (about ten minutes)"
 	@echo "make bench-recovery bench-recovery-slurm   from a lost slice to the next step, part by part (ten minutes"

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import ROOT
-from benchmarks.common import contenders, machine, warm
+from benchmarks.common import contenders, machine
 from benchmarks.common.job import FROM_STORAGE, Orders, Shape, lost_hosts
 from emergency_ckpt.tools.launch.job import JobSpec, log_tail
 from emergency_ckpt.tools.launch.process_set import ProcessSet
@@ -21,8 +21,6 @@ from emergency_ckpt.tools.launch.process_set import ProcessSet
 LOOPBACK_HOST = "127.0.0.1"
 _SAVE = 0
 WORKER = Path(__file__).with_name("worker.py")
-IMPORTED_BY_ALL = ("benchmarks.common.worker", "orbax.checkpoint")
-"""Modules that the processes of every contender import."""
 _POLL_S = 0.05
 
 
@@ -45,7 +43,6 @@ class Place:
       timeout_s: for each life of the job.
       launcher: put before the program of each process.
       bind_host: address on which contenders listen; None: each process chooses.
-      warm: address of the process to fork the others from (see ``warm``); None: no fork.
     """
 
     ramdisks: Path
@@ -53,7 +50,6 @@ class Place:
     timeout_s: float
     launcher: tuple[str, ...] = ()
     bind_host: str | None = LOOPBACK_HOST
-    warm: Path | None = None
 
 
 def require_room(ramdisk: Path, shapes: Sequence[Shape]) -> None:
@@ -117,11 +113,8 @@ def _run_tier(
             root=root,
         )
         orders.write()
-        program = (sys.executable, str(WORKER))
-        if place.warm is not None:
-            program = warm.command(place.warm, WORKER)
         spec = JobSpec(
-            command=(*place.launcher, *program, str(orders.path)),
+            command=(*place.launcher, sys.executable, str(WORKER), str(orders.path)),
             slices=shape.slices,
             hosts_per_slice=shape.hosts_per_slice,
             devices_per_host=1,

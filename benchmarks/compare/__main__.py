@@ -18,11 +18,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import ROOT
-from benchmarks.common import limits, machine, program, warm
+from benchmarks.common import limits, machine, program
 from benchmarks.common.contenders import MODULES
 from benchmarks.common.job import SCENARIOS, Shape, parse_job
-from benchmarks.common.lives import IMPORTED_BY_ALL, Place, RoundFailed, require_room, run_round
+from benchmarks.common.lives import Place, RoundFailed, require_room, run_round
 from benchmarks.common.program import above_0, positive, some_of
 from benchmarks.compare import report, targets
 
@@ -45,9 +44,8 @@ def main(arguments: list[str] | None = None) -> int:
     except (ValueError, OSError) as error:
         parser.error(str(error))
     about = machine.facts()
-    with warm.started(IMPORTED_BY_ALL, ROOT) as address:
-        place = Place(options.ramdisk, options.storage, options.timeout_s, warm=address)
-        measured = _measure(options, shapes, place)
+    place = Place(options.ramdisk, options.storage, options.timeout_s)
+    measured = _measure(options, shapes, place)
     jobs = [_job(measured, shape) for shape in shapes]
     rates = report.limit_medians(measured.limits_gb_per_s)
     found = targets.targets(zip(shapes, jobs, strict=True), rates)
