@@ -66,8 +66,6 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _result(options: argparse.Namespace, place: Path, rank: int = 0) -> dict[str, Any]:
     """Measure every way in this process. Collective over the slices."""
-    if options.platform:
-        jax.config.update("jax_platforms", options.platform)
     if options.slices > 1:
         _join(options, rank)
     device = jax.local_devices()[0]
@@ -137,7 +135,6 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--every", type=positive, default=_STEPS_AFTER + 5)
     parser.add_argument("--slices", type=int, choices=sorted(WAYS), default=1)
     parser.add_argument("--ways", type=program.words, help="default: all")
-    parser.add_argument("--platform", default="", help="of JAX; default: what it finds")
     parser.add_argument("--ramdisk", type=Path, default=Path("/dev/shm"), help="a tmpfs")
     options = parser.parse_args(arguments)
     if options.every < _STEPS_AFTER:

@@ -128,7 +128,7 @@ def _restore(
     expected = json.loads(orders.expected_path.read_text())
     # Also sets up JAX's own collectives, which are part of its start and not of a restore.
     multihost_utils.sync_global_devices("before restore")
-    before = traffic.counters()
+    before = traffic.over_links()
     start = time.monotonic()
     session = contender.open_session(site)
     try:
@@ -137,7 +137,7 @@ def _restore(
         session.close()
         return {"refused": str(refusal)}
     restored = time.monotonic()
-    after = traffic.counters()
+    after = traffic.over_links()
     found = model.digests(state)
     wrong = {k: d for k, d in found.items() if expected["digests"].get(k) != d}
     if wrong:
@@ -147,8 +147,7 @@ def _restore(
     return {
         "start_s": start,
         "restored_s": restored,
-        "traffic_before": before,
-        "traffic_after": after,
+        "over_links": [b - a for a, b in zip(before, after, strict=True)],
         "verified_shards": sorted(found),
         "verified_bytes": sum(s.data.nbytes for a in state.values() for s in a.addressable_shards),
     }

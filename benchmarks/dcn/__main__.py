@@ -24,7 +24,7 @@ from benchmarks.common.job import SLICE_LOST, Shape, parse_job
 from benchmarks.common.lives import Place, RoundFailed, require_room, run_round
 from benchmarks.common.program import above_0, positive, positives, some_of
 from benchmarks.common.tables import markdown, number
-from benchmarks.common.traffic import RECEIVED, SENT, over_links
+from benchmarks.common.traffic import RECEIVED, SENT
 from benchmarks.compare.report import restore_s
 from benchmarks.dcn import links
 from benchmarks.dcn.enter import host_name
@@ -169,10 +169,7 @@ def row_of(contender: str, shape: Shape, rounds: Sequence[Mapping[str, Any]]) ->
 
 def _crossed(outcome: Mapping[str, Any], direction: int) -> list[int]:
     """Return the bytes over each host's link during the restore."""
-    return [
-        over_links(result["traffic_before"], result["traffic_after"], direction)
-        for result in outcome["processes"]
-    ]
+    return [result["over_links"][direction] for result in outcome["processes"]]
 
 
 def table(rows: Sequence[Row], state_s: float) -> str:

@@ -10,7 +10,6 @@ restore of 4 to 10,000 processes over a real coordination service. benchmarks/RE
 figures.
 """
 
-import argparse
 import dataclasses
 import multiprocessing
 import os
@@ -53,21 +52,13 @@ MEASURED = ("place_s", "inventories_s", "plan_s", "divergence_s", "leader_bytes"
 GROWTH = ("place_s", "inventories_s", "plan_s", "divergence_s", "save_bytes", "restore_bytes")
 MAX_EXPONENT = 1.15
 """Between 1,000 and 10,000 processes, N log N grows like N to the power of 1.125."""
-_MOST_PROCESSES = 1_000_000
-
-
-def processes(text: str) -> int:
-    """Parse a number of processes, up to the number for which the model has addresses."""
-    if (value := positive(text)) > _MOST_PROCESSES:
-        raise argparse.ArgumentTypeError(f"{value} is more than {_MOST_PROCESSES}")
-    return value
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = program.new_parser("scale", __doc__)
-    parser.add_argument("--sizes", type=processes, nargs="+", default=SIZES, help="processes")
+    parser.add_argument("--sizes", type=positive, nargs="+", default=SIZES, help="processes")
     parser.add_argument(
-        "--round-sizes", type=processes, nargs="*", default=ROUND_SIZES, help="of the rounds"
+        "--round-sizes", type=positive, nargs="*", default=ROUND_SIZES, help="of the rounds"
     )
     parser.add_argument("--leaves", type=positive, default=300)
     parser.add_argument("--rounds", type=positive, default=3, help="figures are their medians")
@@ -155,7 +146,6 @@ _COLUMNS: dict[str, Callable[[Row], str]] = {
     "save MB": lambda row: f"{row['save_bytes'] / 1e6:.3g}",
     "restore B/process": lambda row: str(row["restore_bytes_per_process"]),
     "restore MB": lambda row: f"{row['restore_bytes'] / 1e6:.3g}",
-    "manifests MB": lambda row: f"{row['manifest_bytes'] / 1e6:.3g}",
 }
 
 

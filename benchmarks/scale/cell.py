@@ -57,11 +57,11 @@ class MemoryService:
 
 def lead(cell: Cell, stored: Stored) -> dict[str, Any]:
     """Measure a save's vote and a restore of the job at its leader and between processes."""
-    count, policy, peers = cell.process_count, parse_placement(cell.placement), Peers(stored)
+    count, policy = cell.process_count, parse_placement(cell.placement)
     place_s, _ = timed_cpu(lambda: place(policy, cell.topology, 1 % count, cell.held()))
     save = vote_bytes(stored.digests)
     processes = Processes(MemoryService(), count)
-    leader = restore(processes, cell, stored.digests, peers)
+    leader = restore(processes, cell, stored.digests, Peers(stored))
     restored = _moved_bytes(processes.clients)
     return {
         **dataclasses.asdict(cell),
@@ -73,7 +73,6 @@ def lead(cell: Cell, stored: Stored) -> dict[str, Any]:
         "plan_s": leader.planned_s - leader.searched_s,
         "divergence_s": leader.searched_s,
         "leader_bytes": leader.grown_bytes,
-        "manifest_bytes": peers.read_bytes,
         "restore_bytes_per_process": max(restored[1:]),
         "restore_bytes": sum(restored),
     }

@@ -18,12 +18,7 @@ MIB = 2**20
 
 
 def _process(start_s: float, restored_s: float, received: int, sent: int) -> dict[str, Any]:
-    return {
-        "start_s": start_s,
-        "restored_s": restored_s,
-        "traffic_before": {"lo": [5, 5], "link": [100, 100]},
-        "traffic_after": {"lo": [9**9, 9**9], "link": [100 + received, 100 + sent]},
-    }
+    return {"start_s": start_s, "restored_s": restored_s, "over_links": [received, sent]}
 
 
 def _round(seconds: float) -> dict[str, Any]:

@@ -13,11 +13,12 @@ from benchmarks import training
 
 @pytest.mark.parametrize("slices", training.WAYS)
 def test_every_way_is_measured_and_cpu_figures_called_worthless(
-    tmp_path: Path, slices: int
+    tmp_path: Path, slices: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
     text = run_benchmark(
         training.__name__,
-        *("--platform", "cpu", "--mib", "1", "--width", "64", "--tokens", "8"),
+        *("--mib", "1", "--width", "64", "--tokens", "8"),
         *("--saves", "2", "--every", "10", "--slices", str(slices), "--out", str(tmp_path)),
     )
     assert "these figures mean nothing" in text
