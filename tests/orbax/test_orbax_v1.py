@@ -319,6 +319,14 @@ def test_loop_goes_on_by_the_imports_of_the_page(world: World) -> None:
         assert names["ocp"] is (ocp if line == ours else plain)
 
 
+def test_every_way_to_save_load_or_delete_is_of_this_class() -> None:
+    """What it passed on to Orbax's would know storage alone."""
+    names = {name for name in dir(plain.training.Checkpointer) if not name.startswith("_")}
+    moves = {name for name in names if name.startswith(("save", "load", "delete", "cancel"))}
+    assert len(moves) >= 14
+    assert moves <= set(vars(ocp.training.Checkpointer))
+
+
 EIGHT_DEVICES = "--xla_force_host_platform_device_count=8"
 UPSTREAM = """
 import orbax.checkpoint.experimental.v1 as ocp

@@ -259,6 +259,12 @@ class Checkpointer:
             self._ram.go_on_from(wanted)
             return loaded
 
+    def load_async(self, *args: Any, **keywords: Any) -> Any:
+        """Raise NotImplementedError, as Orbax's does: what Orbax reads later would miss RAM."""
+        raise NotImplementedError
+
+    load_checkpointables_async = load_async
+
     # Contents.
 
     def metadata(self, step: Any = None) -> Any:
