@@ -306,7 +306,7 @@ class BackgroundWorker:
                 return
             try:
                 work()
-            # Recorded, raised by check_for_errors. A listener's SystemExit would end the thread.
+            # Recorded, raised by check_for_errors. An exit in a user's policy would end the thread.
             except BaseException as error:  # noqa: BLE001
                 text = f"unexpected {type(error).__name__}: {error}"
                 self._failures.record(SaveFailed("run", self._thread.name, text), cause=error)

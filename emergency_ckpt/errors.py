@@ -152,7 +152,13 @@ class PeerLeft(CoordinationError):
 
 
 class DeadlineExceeded(CheckpointError):
-    """A wait reached its deadline; ``missing`` names the processes waited for."""
+    """A wait reached its deadline; ``missing`` names the processes waited for.
+
+    Attributes:
+      reason: the problem without the processes.
+      more: the number of further processes, which an error that another process has sent leaves
+        out of ``missing``.
+    """
 
     retryable = True
 
@@ -163,11 +169,16 @@ class DeadlineExceeded(CheckpointError):
         problem: str,
         *,
         missing: Sequence[str] = (),
+        more: int = 0,
         hint: str = "",
     ) -> None:
+        self.reason = problem
         self.missing = tuple(missing)
+        self.more = more
         if self.missing:
             problem = f"{problem}; missing: {', '.join(self.missing)}"
+        if more:
+            problem += f" and {more} more"
         super().__init__(operation, target, problem, hint=hint)
 
 

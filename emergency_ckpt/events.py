@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -64,7 +65,8 @@ Listener = Callable[[Event], None]
 class EventSink:
     """Passes each event to the log and to the listeners, in the thread that emits it.
 
-    A listener's error is logged and does not affect the checkpointer.
+    A listener's error is logged and does not affect the checkpointer; outside of the main thread
+    ``SystemExit`` is an error, too.
     """
 
     def __init__(self, *listeners: Listener | None, process_index: int) -> None:
@@ -106,8 +108,8 @@ class EventSink:
         for listener in self._listeners:
             try:
                 listener(event)
-            except Exception:  # noqa: BLE001 - a listener's error is logged, never raised
-                logging.exception("listener failed on event %s", name)
+            except (Exception, SystemExit) as error:  # noqa: BLE001 - of the user's code
+                _log(error, "listener failed on event %s", name)
 
     def close(self) -> None:
         """Call what ``on_close`` was given; later events reach the user only. Idempotent."""
@@ -116,8 +118,21 @@ class EventSink:
         for close in reversed(closers):
             try:
                 close()
-            except Exception:  # noqa: BLE001 - the rest must be closed in any case
-                logging.exception("a listener of events could not be closed")
+            except (Exception, SystemExit) as error:  # noqa: BLE001 - the rest must be closed
+                _log(error, "a listener of events could not be closed")
+
+
+def _log(error: BaseException, text: str, *parts: str) -> None:
+    """Log the error that a listener has raised; raise the exit that may be the program's own.
+
+    ``sys.exit`` ends a thread without a word, and the work of the checkpointer in this thread. In
+    the main thread a signal handler may have interrupted the listener, as one that ends the program
+    at SIGTERM: this exit passes, as KeyboardInterrupt does.
+    """
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    if in_main_thread and isinstance(error, SystemExit):
+        raise error
+    logging.error(text, *parts, exc_info=error)
 
 
 def line_of(name: str, fields: Fields) -> tuple[int, str] | None:

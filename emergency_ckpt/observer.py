@@ -117,7 +117,11 @@ class Observer:
     """
 
     def __call__(self, event: Event) -> None:
-        """Take an event, in the thread that emits it. An error is logged and has no effect."""
+        """Take an event, in the thread that emits it.
+
+        An error is logged and has no effect. ``sys.exit`` ends the program in the main thread, and
+        is an error in other threads.
+        """
 
     def begin(self, process_index: int) -> None:
         """Called before the first event. An error ends the start on this process."""

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import signal
+import sys
+import threading
 import time
+from collections.abc import Iterator
+from types import FrameType
+
+import pytest
 
 from emergency_ckpt.events import Event, EventSink
 
@@ -29,3 +36,55 @@ def test_listener_that_raises_does_not_disturb() -> None:
     sink.emit("one")
     sink.emit("two")
     assert calls == ["one", "two"]
+
+
+def test_listener_that_exits_ends_no_thread(caplog: pytest.LogCaptureFixture) -> None:
+    """Python ends the thread alone, and without a word."""
+    calls: list[str] = []
+
+    def exiting(event: Event) -> None:
+        calls.append(event.name)
+        sys.exit("of a listener")
+
+    def close() -> None:
+        calls.append("close")
+        sys.exit("of an observer")
+
+    def work() -> None:
+        sink.emit("one")
+        sink.emit("two")
+        sink.close()
+        calls.append("end")
+
+    sink = EventSink(exiting, lambda event: calls.append(f"next {event.name}"), process_index=0)
+    sink.on_close(lambda: calls.append("closed"))
+    sink.on_close(close)
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert calls == ["one", "next one", "two", "next two", "close", "closed", "end"]
+    lines = [record.getMessage() for record in caplog.records]
+    assert lines[:2] == ["listener failed on event one", "listener failed on event two"]
+
+
+@pytest.fixture
+def exit_at_signal() -> Iterator[int]:
+    """A signal whose handler is a program's that ends at SIGTERM."""
+
+    def end(signum: int, frame: FrameType | None) -> None:
+        del signum, frame
+        sys.exit("of the handler")
+
+    before = signal.signal(signal.SIGUSR1, end)
+    yield signal.SIGUSR1
+    signal.signal(signal.SIGUSR1, before)
+
+
+def test_signals_that_interrupt_a_listener_end_the_program(exit_at_signal: int) -> None:
+    """Python runs the handler inside whatever the main thread does."""
+    sink = EventSink(lambda _: signal.raise_signal(exit_at_signal), process_index=0)
+    with pytest.raises(SystemExit, match="of the handler"):
+        sink.emit("one")
+    sink = EventSink(lambda _: signal.raise_signal(signal.SIGINT), process_index=0)
+    with pytest.raises(KeyboardInterrupt):
+        sink.emit("one")

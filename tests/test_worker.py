@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from collections.abc import Iterator
 
@@ -138,6 +139,19 @@ def test_work_that_raises_is_recorded_and_the_next_work_runs(
     with pytest.raises(SaveFailed, match="unexpected KeyError: 'no such thing'") as caught:
         failures.raise_pending()
     assert isinstance(caught.value.__cause__, KeyError)
+
+
+def test_work_that_exits_is_recorded_and_the_next_work_runs(
+    worker: BackgroundWorker, failures: Failures
+) -> None:
+    """As a user's policy of what storage keeps may do, which a save asks at its end."""
+    done = threading.Event()
+    worker.submit(lambda: sys.exit("of a policy"))
+    assert worker.wait_idle(LONG_S)
+    worker.submit(done.set)
+    assert done.wait(LONG_S)
+    with pytest.raises(SaveFailed, match="unexpected SystemExit: of a policy"):
+        failures.raise_pending()
 
 
 def test_what_the_work_held_is_gone_once_the_worker_is_idle(worker: BackgroundWorker) -> None:

@@ -60,6 +60,7 @@ if TYPE_CHECKING:
 _TOLD_LATE_S = 5.0
 """Time that the leader's answer may arrive after the deadline of its wait for the members."""
 _NAMED = 8
+_MISSING_NAMED = 16
 _MEMBERS_OF_A_KEY = 8
 _JOINED_BYTES = 64 << 10
 """Where the value of a key is longer, each of the key's members gets a key and value of its own."""
@@ -134,12 +135,14 @@ class _Failed(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
 
     Attributes:
       left: members that the leader needs have left; the text is about them.
-      missing: the members that did not come in time.
+      missing: the first members that did not come in time; all members read them.
+      more: the number of the further ones.
     """
 
     text: str
     left: bool = False
     missing: tuple[str, ...] = ()
+    more: int = 0
 
 
 class Cell:
@@ -364,13 +367,15 @@ class Round:
     def fail(self, error: Exception) -> None:
         """At the leader: send ``error``, where no answer has been sent yet. Never raises."""
         text = f"unexpected {type(error).__name__}: {error}"
-        missing: Sequence[str] = ()
+        missing: tuple[str, ...] = ()
+        more = 0
         if isinstance(error, CheckpointError):
             text = error.problem if isinstance(error, PeerLeft) else str(error)
         if isinstance(error, DeadlineExceeded):
-            missing = error.missing
-            text = error.problem.removesuffix(f"; missing: {', '.join(missing)}")
-        failed = _Failed(text[:ERROR_LIMIT_CHARS], isinstance(error, PeerLeft), tuple(missing))
+            text, missing = error.reason, error.missing[:_MISSING_NAMED]
+            more = error.more + len(error.missing) - len(missing)
+        text = text[:ERROR_LIMIT_CHARS]
+        failed = _Failed(text, isinstance(error, PeerLeft), missing, more)
         try:
             for cell, _ in self._cells():
                 cell.settle(_ERROR + msgspec.json.encode(failed))
@@ -415,7 +420,7 @@ class Round:
             raise CoordinationError("decode", f"message {name!r}", "it is no answer of a leader")
         failed: _Failed = decode_message(data[1:], _Failed, name)
         if failed.missing:
-            raise self._not_all_came(failed.text, failed.missing)
+            raise self._not_all_came(failed.text, failed.missing, failed.more)
         if failed.left:
             raise PeerLeft("wait for", self._name, failed.text)
         problem = f"process {self._leader} failed: {failed.text}"
@@ -457,9 +462,13 @@ class Round:
             groups.setdefault(process // _MEMBERS_OF_A_KEY, []).append(process)
         return [(self._cell(members[0]), members) for members in groups.values()]
 
-    def _not_all_came(self, problem: str, missing: Sequence[str]) -> DeadlineExceeded:
+    def _not_all_came(
+        self, problem: str, missing: Sequence[str], more: int = 0
+    ) -> DeadlineExceeded:
         hint = "look at the logs of the missing processes"
-        return DeadlineExceeded("gather", self._name, problem, missing=missing, hint=hint)
+        return DeadlineExceeded(
+            "gather", self._name, problem, missing=missing, more=more, hint=hint
+        )
 
 
 def agree(

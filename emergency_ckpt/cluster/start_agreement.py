@@ -112,6 +112,7 @@ def agree_settings(
             "the job",
             f"not all processes came within {timeout_s:g} s",
             missing=error.missing,
+            more=error.more,
             hint="look at the logs of the missing processes",
         ) from error
     decision: _Decision = decode_message(data, _Decision, "settings.told, process 0")

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import math
 import os
+import re
 import secrets
 import time
 from collections.abc import Callable, Generator, Iterable
@@ -267,13 +268,24 @@ class StorageDirectory:
             raise CorruptData("read", str(path), "too long", expected=expected)
         return data
 
-    def put(self, below: str, data: bytes, deadline_s: float | None = None) -> None:
-        """Replace a file atomically. Not for a file of a step: no late call is waited for."""
+    def put(
+        self,
+        below: str,
+        data: bytes,
+        deadline_s: float | None = None,
+        *,
+        temporary_name: str = "",
+    ) -> None:
+        """Replace a file atomically. Not for a file of a step: no late call is waited for.
+
+        ``temporary_name``: in the place of the file's name in that of the temporary file, for who
+        clears the temporary files of writers that were killed.
+        """
         path = self.path / below
 
         def put() -> None:
             if not self.is_object_store:
-                with _temporary(path) as temporary:
+                with _repeated_after_removal(), _temporary(path, temporary_name) as temporary:
                     temporary.write_bytes(data)
                     temporary.replace(path)
                 return
@@ -314,7 +326,8 @@ class StorageDirectory:
 
         def put() -> bool:
             try:
-                self._create(path, data, is_durable=True)
+                with _repeated_after_removal():
+                    self._create(path, data, is_durable=True)
             except FileExistsError:
                 return False
             return True
@@ -470,17 +483,42 @@ def _has(path: epath.Path, data: bytes) -> bool:
 _NO_LINKS = frozenset({errno.EPERM, errno.EMLINK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP})
 
 
+_TEMPORARY = re.compile(r"[0-9a-f]{16}\.(.+)\.tmp", re.ASCII)
+
+
+def written_for(name: str) -> str:
+    """Return the name of the file that a temporary file was to become; empty for other files."""
+    match = _TEMPORARY.fullmatch(name)
+    return match[1] if match else ""
+
+
 @contextlib.contextmanager
-def _temporary(path: epath.Path) -> Generator[epath.Path]:
+def _temporary(path: epath.Path, name: str = "") -> Generator[epath.Path]:
     """Give a name beside ``path`` for one writer alone: another would write into its file.
 
-    No file of this name is left at the end, also not a part of one, as on a full disk.
+    No file of this name is left at the end, also not a part of one, as on a full disk. A writer
+    that is killed leaves the file, which ``written_for`` recognises. ``name``: in it; default: that
+    of ``path``.
     """
-    temporary = path.with_name(f"{secrets.token_hex(8)}.{path.name}.tmp")
+    temporary = path.with_name(f"{secrets.token_hex(8)}.{name or path.name}.tmp")
     try:
         yield temporary
     finally:
         temporary.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _repeated_after_removal() -> Generator[None]:
+    """Raise a passing error inside ``do`` when another process removed the temporary file.
+
+    That process took the writer for dead, which has only stalled for long.
+    """
+    try:
+        yield
+    except FileNotFoundError as error:
+        if error.filename2 is None:
+            raise  # the folder is missing, since the temporary file could not be made
+        raise ConnectionError("the temporary file was removed meanwhile") from error
 
 
 def _link_new(path: epath.Path, data: bytes, *, is_durable: bool) -> None:

@@ -16,7 +16,7 @@ from emergency_ckpt.core.limits import MAX_LOG_BYTES, MAX_MARKER_BYTES, MAX_VERS
 from emergency_ckpt.core.step_log import Table, problem_of
 from emergency_ckpt.errors import CorruptData, OtherFormat, PersistentTierError, StorageLost
 from emergency_ckpt.storage.calls import read_twice
-from emergency_ckpt.storage.directory import StorageDirectory, read_at_most
+from emergency_ckpt.storage.directory import StorageDirectory, read_at_most, written_for
 from emergency_ckpt.storage.marker import HOST_STATE
 
 LOG_FOLDER = f"{HOST_STATE}/log"
@@ -87,6 +87,8 @@ class StepLog:
         self.seen = SeenVersion()
         self._strays: set[int] = set()
         """Damaged versions whose numbers leave a gap: they do not count."""
+        self._temporary: dict[str, int] = {}
+        """Temporary files in the newest listing, each with the number of its version."""
 
     def read(self, deadline_s: float | None = None) -> LogRead:
         """Return the newest version that can be used; damaged newer versions are in ``faults``.
@@ -131,6 +133,8 @@ class StepLog:
         names = self._storage.names_in(LOG_FOLDER, deadline_s)
         numbers = {int(name[1]) for name in map(_NAME.fullmatch, names) if name} - {0}
         if not self._storage.is_object_store:
+            written = ((name, _NAME.fullmatch(written_for(name))) for name in names)
+            self._temporary = {name: int(version[1]) for name, version in written if version}
             # A file server's listing may be half a minute old; a look-up by name is current.
             newest = max({*numbers, self._hint(deadline_s)} - self._strays, default=0)
             if newest < self.seen.number and self.has(self.seen.number, deadline_s):
@@ -249,18 +253,25 @@ class StepLog:
 
     def _leave_hint(self, number: int, deadline_s: float | None) -> None:
         try:
-            self._storage.put(_HINT, str(number).encode(), deadline_s)
+            data, name = str(number).encode(), _name(number)
+            self._storage.put(_HINT, data, deadline_s, temporary_name=name)
         except PersistentTierError as error:
             # The version counts: readers find it by the listing, or by its name.
             logging.warning("version %d of the step log has no hint: %s", number, error)
 
     def remove_old(self, newest: LogRead, after: LogRead, deadline_s: float | None = None) -> None:
-        """Remove the versions that ``newest``, just written after ``after``, has replaced."""
-        for old in sorted({*after.listed, newest.number - KEPT}):
-            if 0 < old <= newest.number - KEPT:
-                path = self._storage.path / _below(old)
-                remove = partial(path.unlink, missing_ok=True)
-                self._storage.do("remove", f"/{_below(old)}", remove, deadline_s)
+        """Remove the versions that ``newest``, just written after ``after``, has replaced.
+
+        A temporary file goes with its version: a writer that is killed leaves the file. A writer
+        that is alive has not kept up with the ``KEPT`` newest versions, and writes the file again.
+        """
+        last = newest.number - KEPT
+        old = [_name(number) for number in sorted({*after.listed, last}) if 0 < number <= last]
+        temporary = sorted(name for name, number in self._temporary.items() if number <= last)
+        for name in (*old, *temporary):
+            path = self._storage.path / LOG_FOLDER / name
+            remove = partial(path.unlink, missing_ok=True)
+            self._storage.do("remove", f"/{LOG_FOLDER}/{name}", remove, deadline_s)
 
 
 def _as_stray(fault: CorruptData) -> CorruptData:
@@ -268,5 +279,9 @@ def _as_stray(fault: CorruptData) -> CorruptData:
     return CorruptData(fault.operation, fault.target, fault.problem, hint=hint)
 
 
+def _name(number: int) -> str:
+    return f"{number:012d}.json"
+
+
 def _below(number: int) -> str:
-    return f"{LOG_FOLDER}/{number:012d}.json"
+    return f"{LOG_FOLDER}/{_name(number)}"

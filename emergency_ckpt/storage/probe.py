@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from emergency_ckpt.errors import PersistentTierError
-from emergency_ckpt.storage.directory import StorageDirectory
+from emergency_ckpt.storage.directory import StorageDirectory, written_for
 from emergency_ckpt.storage.marker import HOST_STATE
 
 _NAME = re.compile(r"probe-([0-9]{12})-[0-9a-f]{16}")
@@ -44,8 +44,11 @@ def probe_storage(
 
 
 def is_left_over(name: str, own: str) -> bool:
-    """Return True when ``name`` is a file of an earlier start, by the numbers in both names."""
-    other, mine = _NAME.fullmatch(name), _NAME.fullmatch(own)
+    """Return True when ``name`` is a file of an earlier start, by the numbers in both names.
+
+    A start that was killed also leaves the temporary file of its file.
+    """
+    other, mine = _NAME.fullmatch(written_for(name) or name), _NAME.fullmatch(own)
     return other is not None and mine is not None and other[1] < mine[1]
 
 

@@ -22,6 +22,7 @@ from emergency_ckpt.core.limits import (
     MAX_UNPROVEN_FRAME_BYTES,
     MAX_UNPROVEN_PER_ADDRESS,
 )
+from emergency_ckpt.core.save.timing import Repeats
 from emergency_ckpt.forked import drop_in_child
 from emergency_ckpt.run_secret import Credentials
 from emergency_ckpt.transfer import wire
@@ -105,6 +106,7 @@ class Accept:
         self._stopping = False
         self._turned_away = 0
         self._quiet_until_s = 0.0
+        self._failures = Repeats()
 
     def run(self) -> None:
         """Accept connections until ``close_down``. Raises nothing that a stranger can cause."""
@@ -145,10 +147,18 @@ class Accept:
             except OSError as error:
                 if not self._stopping:
                     # Out of descriptors, or a client that left at once: the next may succeed.
-                    logging.warning("transfer server: accept: %s", error)
+                    self._warn(error)
                     time.sleep(_RETRY_S)
                 return
             self._greet(sock, format_address(*peer[:2]), str(peer[0]))
+
+    def _warn(self, error: OSError) -> None:
+        """Log the first failure of its kind, then at most one a minute: each retry fails alike."""
+        mention = self._failures.occurred(str(error.errno), time.monotonic())
+        if mention is None:
+            return
+        times = f" ({mention} times since this was last logged)" if mention else ""
+        logging.warning("transfer server: accept: %s%s", error, times)
 
     def _greet(self, sock: socket.socket, name: str, host: str) -> None:
         sock.setblocking(False)

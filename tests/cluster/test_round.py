@@ -180,6 +180,25 @@ def test_member_that_spoke_and_left_counts() -> None:
     assert held.hold(b"0", held.when_all(sum_of)) == b"1"
 
 
+def test_answer_about_many_absent_members_is_short() -> None:
+    """All members read the answer, so it must not grow with their number."""
+    service = MemoryService(10_000)
+    round_of = lambda process: Round(service.member(process), "round", 0.0)  # noqa: E731
+    with pytest.raises(DeadlineExceeded) as at_leader:
+        round_of(0).hold(b"", round_of(0).when_all(sum_of))
+    assert at_leader.value.missing == tuple(f"process {p}" for p in range(1, 10_000))
+    assert len(service.values["round.told"]) < 1000
+    with pytest.raises(DeadlineExceeded) as elsewhere:
+        round_of(1).learn()
+    assert elsewhere.value.missing == at_leader.value.missing[:16]
+    assert elsewhere.value.more == 9_999 - 16
+    problem = "not all processes came within 0 s; missing: process 1, process 2, "
+    assert elsewhere.value.problem.startswith(problem)
+    assert elsewhere.value.problem.endswith(", process 16 and 9983 more")
+    Round(service.member(0), "outer", 0.0).fail(elsewhere.value)  # a rule may ask another round
+    assert service.values["outer.told"] == service.values["round.told"]
+
+
 def test_leader_that_left_ends_the_wait() -> None:
     service = MemoryService(2)
     LeftProcesses(service.member(0)).gone("it has ended")

@@ -119,7 +119,6 @@ def test_listener_that_exits_ends_no_later_save(world: World) -> None:
     with world.open(on_event=exit_at_first, save_timeout_s=1.0) as checkpointer:
         assert save(checkpointer, world, 1)
         checkpointer.wait_until_finished(LONG_S)
-        with pytest.raises(SaveFailed, match="unexpected SystemExit: of a listener"):
-            checkpointer.check_for_errors()
+        checkpointer.check_for_errors()
         save_all(checkpointer, world, 2, 3)
         assert checkpointer.latest_step() == 3

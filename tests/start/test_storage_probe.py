@@ -128,6 +128,9 @@ def test_probes_left_by_crashed_starts_do_no_harm(world: World) -> None:
         ("40", False),
         ("timeline.json", False),
         (f"{OLD}.json", False),
+        (f"{'0a' * 8}.{OLD}.tmp", True),
+        (f"{'0a' * 8}.probe-{OWN}.tmp", False),
+        (f"x.{OLD}.tmp", False),
         ("probe-999999999999-00000000000000bb", False),
     ],
 )

@@ -152,7 +152,8 @@ def test_leftovers_wait_for_a_marker_that_may_still_come(
 
 
 @pytest.mark.parametrize(
-    ("name", "place"), [("replace", ".newest."), ("remove", f"/{LOG_FOLDER}/{1:012d}")]
+    ("name", "place"),
+    [("replace", f".{KEPT + 1:012d}.json.tmp"), ("remove", f"/{LOG_FOLDER}/{1:012d}")],
 )
 def test_start_waits_for_its_version_of_the_log_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, place: str

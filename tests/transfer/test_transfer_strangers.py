@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import re
+import resource
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from types import SimpleNamespace
 
 import pytest
 from memory_holdings import MemoryHoldings, anonymous_mapping
@@ -32,7 +35,7 @@ from transfer_support import (
 )
 
 from emergency_ckpt.core.limits import MAX_UNPROVEN, MAX_UNPROVEN_PER_ADDRESS
-from emergency_ckpt.transfer import ShardTarget, TransferClient, TransferServer
+from emergency_ckpt.transfer import ShardTarget, TransferClient, TransferServer, accept
 
 MIB = 1 << 20
 FLOOD = JOBS / "flood.py"
@@ -132,3 +135,39 @@ def test_strangers_are_logged_in_few_lines_escaped(
     lines = [record.getMessage() for record in caplog.records if "proved" in record.getMessage()]
     assert len(lines) == 1
     assert re.fullmatch(r"[ -~]{1,500}", lines[0])
+
+
+def test_server_without_descriptors_warns_once_a_minute(
+    holdings: MemoryHoldings, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The kernel keeps the connections that wait, so each try to accept one fails at once."""
+    digest = holdings.add(SAVE, [b"x"])
+    now_s, tries = 1000.0, threading.Semaphore(0)
+
+    def sleep(seconds: float) -> None:
+        nonlocal now_s
+        now_s += seconds
+        tries.release()
+        time.sleep(0.001)
+
+    clock = SimpleNamespace(monotonic=lambda: now_s, sleep=sleep)
+    monkeypatch.setattr(accept, "time", clock)
+    limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    server = TransferServer(holdings, run_id=RUN_ID, secret=SECRET, io_timeout_s=1e6)
+    with server, socket.socket() as waiting:
+        host, _, port = server.address.rpartition(":")
+        lowest_free = os.dup(waiting.fileno())
+        os.close(lowest_free)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free, most))
+        try:
+            waiting.connect((host, int(port)))
+            for _ in range(1000):  # 100 s of the server's clock
+                assert tries.acquire(timeout=60)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, most))
+        with TransferClient(run_id=RUN_ID, secret=SECRET) as client:
+            assert fetch_all(client, server.address, digest)[0] == [b"x"]
+    lines = [r.getMessage() for r in caplog.records if "accept" in r.getMessage()]
+    assert len(lines) == 2
+    assert "Too many open files" in lines[0]
+    assert "(601 times since this was last logged)" in lines[1]
