@@ -160,11 +160,11 @@ class Config:
     local_keep_last_n: int = setting(1, least=1, most=64)
     """Number of complete steps that the local tier keeps, besides the one being written. Each needs
     the same amount of RAM."""
-    keep_last_n: int | None = setting(None, least=1)
+    keep_last_n: int | None = setting(None, least=1, needs="dir")
     """Number of complete steps kept in the persistent tier; None keeps all."""
     keep_every_n_steps: int | None = setting(None, least=1, needs="keep_last_n")
     """With ``keep_last_n``: multiples of this number are kept as well."""
-    preservation_policy: PreservationPolicy | None = setting(None)
+    preservation_policy: PreservationPolicy | None = setting(None, needs="dir")
     """Policy that selects the steps to keep in the persistent tier, instead of ``keep_last_n`` and
     ``keep_every_n_steps``: an Orbax ``PreservationPolicy``, such as ``EveryNSteps(10_000)``, or a
     user's own. The last complete step is always kept."""

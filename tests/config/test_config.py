@@ -223,6 +223,14 @@ def test_defaults_are_valid_but_for_the_directories() -> None:
             "interval of FixedIntervalPolicy must be",
         ),
         ({"preservation_policy": "all"}, "preservation_policy: 'all' has no should_preserve"),
+        (
+            {"dir": None, "run_id": "r", "save_every": 0, "keep_last_n": 2},
+            "keep_last_n is set, but dir is not",
+        ),
+        (
+            {"dir": None, "run_id": "r", "preservation_policy": ocm.LatestN(1)},
+            "preservation_policy is set, but dir is not",
+        ),
         ({"require": [np.array([1, 2])]}, "require must be a set of"),
         (
             {"save_every": ocm.SpecificStepsPolicy([np.array([1, 2])])},  # type: ignore[list-item]
