@@ -5,6 +5,7 @@ Storage is Orbax's own, so plain Orbax v1 goes on from the same directory.
 
 from __future__ import annotations
 
+import operator
 import os
 import threading
 import time
@@ -390,5 +391,8 @@ def _items(checkpointables: Mapping[str, Any]) -> Items:
 
 
 def _number(step: Any) -> int:
-    """Return the number of a step, which Orbax also takes as its ``CheckpointMetadata``."""
-    return int(step.step) if isinstance(step, CheckpointMetadata) else int(step)
+    """Return the number of a step, which Orbax also takes as its ``CheckpointMetadata``.
+
+    TypeError, as Orbax's: it is no whole number.
+    """
+    return operator.index(step.step if isinstance(step, CheckpointMetadata) else step)
