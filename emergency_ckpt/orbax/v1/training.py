@@ -85,6 +85,9 @@ class Checkpointer:
     a warning and the event ``ram.off``; from then on this class is Orbax's alone.
     docs/migrating_orbax.md lists the differences from Orbax's class.
 
+    ``is_saving_in_progress`` says nothing of a save to RAM, for the reasons in the docstring of
+    ``orbax.checkpoint.CheckpointManager``; ``wait`` waits for both tiers.
+
     Args:
       local_directory: on this host's ramdisk; None: the environment's ECKPT_LOCAL_DIR, else
         ``/dev/shm/eckpt-<user id>``. The directory is created if it does not exist.
@@ -391,8 +394,5 @@ def _items(checkpointables: Mapping[str, Any]) -> Items:
 
 
 def _number(step: Any) -> int:
-    """Return the number of a step, which Orbax also takes as its ``CheckpointMetadata``.
-
-    TypeError, as Orbax's: it is no whole number.
-    """
+    """Return the number of a step, or of Orbax's ``CheckpointMetadata``. TypeError, as Orbax's."""
     return operator.index(step.step if isinstance(step, CheckpointMetadata) else step)
