@@ -300,6 +300,13 @@ def test_value_without_a_truth_is_a_fault_of_its_setting(name: str, value: Any) 
     assert name in problem
 
 
+@pytest.mark.parametrize("value", [np.array([1, 2]), Ambiguous()])
+@pytest.mark.parametrize("name", [row.name for row in settings_table(Config) if row.needs])
+def test_value_without_a_truth_is_named_without_what_it_needs(name: str, value: Any) -> None:
+    problems = problems_of(dir=None, run_id="run", **{name: value})
+    assert all(problem.startswith(name) for problem in problems)
+
+
 @pytest.mark.parametrize(
     "every",
     [

@@ -244,11 +244,12 @@ def test_another_manifest_serves_for_a_silent_holder(ramdisk: Path, loses: str, 
 
 
 def test_two_manifests_serve_for_a_silent_holder(ramdisk: Path) -> None:
-    """One of them has other bytes under the names of the rest, which is no damage."""
+    """Each has other bytes under the names of the rest, which is no damage."""
     data = [bytes([number]) * (4 << 20) for number in range(8)]
     near, left, right = (MemoryHoldings() for _ in range(3))
     digest = near.add(SAVE, data)
-    lefts, rights = left.add(SAVE, data[:4]), right.add(SAVE, [b"other bytes"] * 4 + data[4:])
+    others = [bytes([99]) * (4 << 20)] * 4
+    lefts, rights = left.add(SAVE, data[:4] + others), right.add(SAVE, others + data[4:])
     bundles = tuple(
         Bundle(
             tuple(range(first, first + 4)),
