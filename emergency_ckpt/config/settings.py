@@ -23,7 +23,12 @@ from emergency_ckpt.config.policies import (
     policy_identity,
 )
 from emergency_ckpt.config.table import NO_SETTING, setting, settings_table
-from emergency_ckpt.config.validation import config_problems, listeners_of, made_observer
+from emergency_ckpt.config.validation import (
+    config_problems,
+    listeners_of,
+    made_observer,
+    save_problems,
+)
 from emergency_ckpt.core.placement.placement_policies import AllButPrimary, PlacementPolicy
 from emergency_ckpt.core.save.retention_rules import NonFinite
 from emergency_ckpt.core.save.snapshot_plan import DeviceReads
@@ -64,6 +69,12 @@ def as_text(path: Any) -> Any:
     """
     text = os.fspath(path) if isinstance(path, os.PathLike) else path
     return plain_path(text) if isinstance(text, str) else text
+
+
+def _saves(local_save_every: Any) -> bool:
+    """Return whether the local tier is on; False for an invalid rule, which the checks name."""
+    is_valid = not any(save_problems("local_save_every", local_save_every))
+    return is_valid and plan_saves(local_save_every).is_on
 
 
 def _as_policy(placement: Any) -> Any:
@@ -149,11 +160,11 @@ class Config:
     local_keep_last_n: int = setting(1, least=1, most=64)
     """Number of complete steps that the local tier keeps, besides the one being written. Each needs
     the same amount of RAM."""
-    keep_last_n: int | None = setting(None, least=1)
+    keep_last_n: int | None = setting(None, least=1, needs="dir")
     """Number of complete steps kept in the persistent tier; None keeps all."""
     keep_every_n_steps: int | None = setting(None, least=1, needs="keep_last_n")
     """With ``keep_last_n``: multiples of this number are kept as well."""
-    preservation_policy: PreservationPolicy | None = setting(None)
+    preservation_policy: PreservationPolicy | None = setting(None, needs="dir")
     """Policy that selects the steps to keep in the persistent tier, instead of ``keep_last_n`` and
     ``keep_every_n_steps``: an Orbax ``PreservationPolicy``, such as ``EveryNSteps(10_000)``, or a
     user's own. The last complete step is always kept."""
@@ -249,7 +260,8 @@ class Config:
           ConfigError: with every fault, not just the first.
         """
         local_dir = as_text(self.local_dir)
-        if local_dir == "" and self.dir is not None and not plan_saves(self.local_save_every).is_on:
+        is_left_out = isinstance(local_dir, str) and not local_dir
+        if is_left_out and self.dir is not None and not _saves(self.local_save_every):
             local_dir = default_local_dir(os.environ)
         config = dataclasses.replace(
             self,

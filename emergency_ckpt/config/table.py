@@ -53,6 +53,13 @@ class Setting:
         """True for a set of texts, taken from a list or tuple too."""
         return get_origin(self.kind) is Collection
 
+    def asks_for_something(self, value: object) -> bool:
+        """Return whether ``value`` is neither None nor 0 nor the default, which may be left out."""
+        if value is None or value is self.default:
+            return False
+        # Only numbers are compared: an array has no truth, and a user's policy may have none.
+        return not isinstance(value, int | float) or value not in (0, self.default)
+
     def problem(self, value: object) -> str | None:
         """Return what is wrong with ``value``, of any type; None when nothing can be said of it."""
         if value is None and self.is_optional:
@@ -87,10 +94,13 @@ class Setting:
         *others, last = map(repr, self.choices)
         names = f"{', '.join(others)} or {last}"
         if not self.is_collection:
-            return names, value in self.choices
+            return names, self._is_choice(value)
         is_right = isinstance(value, set | frozenset | list | tuple)
         given = cast("Collection[object]", value) if is_right else ()
-        return f"a set of {names}", is_right and all(part in self.choices for part in given)
+        return f"a set of {names}", is_right and all(map(self._is_choice, given))
+
+    def _is_choice(self, value: object) -> bool:
+        return isinstance(value, str) and value in self.choices
 
     def _text_problem(self, value: str) -> str | None:
         longest = self.most or MAX_SETTING_CHARS

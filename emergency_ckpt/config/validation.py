@@ -46,7 +46,8 @@ def config_problems(config: Any) -> list[str]:
     faults = {row.name: line for row, value in values.items() if (line := row.problem(value))}
     lines = list(faults.values())
     for row, value in values.items():
-        if row.needs and getattr(config, row.needs) is None and value not in (row.default, None, 0):
+        is_alone = row.needs and getattr(config, row.needs) is None
+        if is_alone and row.name not in faults and row.asks_for_something(value):
             lines.append(f"{row.name} is set, but {row.needs} is not")
 
     def is_sound(*names: str) -> bool:
@@ -237,7 +238,7 @@ def _has_steps(value: object) -> bool:
         return False
     try:
         return (0 in cast("Any", value)) in (True, False)
-    except TypeError:
+    except Exception:  # noqa: BLE001 - the user's code, which may be no collection
         return False
 
 

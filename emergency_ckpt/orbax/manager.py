@@ -21,7 +21,7 @@ from emergency_ckpt.cluster.preemption import is_good_end, is_success
 from emergency_ckpt.cluster.process_placement import replicated_axis
 from emergency_ckpt.config import Config, run_id_of
 from emergency_ckpt.config.validation import listeners_of
-from emergency_ckpt.core.save.save_rules import plain_metrics
+from emergency_ckpt.core.save.save_rules import plain_metrics, step_number
 from emergency_ckpt.errors import CheckpointError, StepNotFound
 from emergency_ckpt.events import Event
 from emergency_ckpt.orbax import items
@@ -244,7 +244,9 @@ class CheckpointManager(ocp.AbstractCheckpointManager):
 
         Raises:
           FileNotFoundError: there is no such step. CheckpointError: it could not be removed.
+          InvalidState: ``step`` is not the number of a step.
         """
+        step = step_number("delete", step)
         self._checkpointer.wait_until_finished()
         if step not in self.all_steps(read=True):
             raise FileNotFoundError(f"there is no step {step} in {self._directory} or in RAM")
@@ -355,9 +357,11 @@ class CheckpointManager(ocp.AbstractCheckpointManager):
         """Return shapes and dtypes of the state of ``step``, as Orbax's ``ArrayMetadata``.
 
         In the structure of ``abstract_state`` when the leaves are the same, otherwise by path. Not
-        collective: reads this process's RAM, or else storage; blocks. FileNotFoundError.
+        collective: reads this process's RAM, or else storage; blocks. FileNotFoundError;
+        InvalidState for what is not the number of a step.
         """
-        return self.metadata(step).item_metadata
+        description: Any = items.step_metadata(self._describe(step), self._abstract_state)
+        return description.item_metadata
 
     def metadata(self, step: int | None = None) -> Any:
         """Return the ``StepMetadata`` of ``step``, or ``RootMetadata``. As ``item_metadata``."""

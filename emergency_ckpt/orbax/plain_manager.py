@@ -44,6 +44,11 @@ class CheckpointManager:
     ``best_step``, ``metrics`` and the like know storage alone. This class is no subclass of
     Orbax's, because Orbax's own methods must not see RAM's steps: ``isinstance`` is False.
 
+    ``is_saving_in_progress`` is Orbax's too, and says nothing of a save to RAM. Orbax gives one
+    answer on all processes, so that a loop may call ``save`` by it. Saves to RAM end at another
+    moment on each process, and with RAM at each step such a loop would seldom save to storage.
+    ``wait_until_finished`` waits for both tiers.
+
     The RAM tier is on in jobs of several processes, and where ``local_directory`` or ``settings``
     of our ``CheckpointManagerOptions`` are given; never with ``read_only``. A save to RAM takes
     trees of arrays and numbers that are saved by Orbax's handlers, JSON, and objects with

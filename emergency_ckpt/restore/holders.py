@@ -59,6 +59,7 @@ class HolderCalls:
         self.events = events
         self.progress = progress
         self._got_s = -math.inf
+        self._silent = set[str]()  # holders that did not answer when they were last asked
 
     def got_one(self) -> None:
         """Note that a part of what was asked for has come, so that it is worthwhile to ask on."""
@@ -85,8 +86,9 @@ class HolderCalls:
     ) -> _T | None:
         """Return the first answer of ``ask(holder)``; None when no copy is of use.
 
-        Holders are asked in the given order. Those that could not be reached are asked again, with
-        growing pauses. Blocks until nothing moves any more, or no more of what is asked for comes.
+        Holders are asked in the given order, but those last that did not answer an earlier call.
+        Those that could not be reached are asked again, with growing pauses. Blocks until nothing
+        moves any more, or no more of what is asked for comes.
 
         Args:
           ask: returns None when the holder has answered and has nothing (more) to give.
@@ -98,7 +100,7 @@ class HolderCalls:
             not be reached until the deadline.
         """
         clock = self.progress.clock
-        askable, began_s = list(holders), clock.now_s()
+        askable, began_s = sorted(holders, key=self._silent.__contains__), clock.now_s()
         silent: dict[str, CheckpointError] = {}
         pause_s = FIRST_PAUSE_S
         for attempt in itertools.count(1):
@@ -116,8 +118,10 @@ class HolderCalls:
                     if holder not in silent:
                         self.note_failure(holder, error.target, error)
                     silent[holder] = error
+                    self._silent.add(holder)
                     continue
                 silent.pop(holder, None)
+                self._silent.discard(holder)
                 self.progress.touch()
                 if answer is not None:
                     return answer

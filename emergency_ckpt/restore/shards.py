@@ -47,8 +47,15 @@ from emergency_ckpt.core.restore.part import (
     fullest_first,
     missing_shards,
     own_shards,
+    same_shards,
 )
-from emergency_ckpt.core.restore.plan_types import Copies, FetchGroup, TargetSet
+from emergency_ckpt.core.restore.plan_types import (
+    Copies,
+    FetchGroup,
+    ManifestHolders,
+    TargetSet,
+    digests_by_holder,
+)
 from emergency_ckpt.core.shard_layout import Layout, lay_out
 from emergency_ckpt.errors import CheckpointError, NotHeld, RamdiskFull, RestoreFailed
 from emergency_ckpt.ram.manifest import build_contents
@@ -269,12 +276,15 @@ class ShardCollection:
         self._progress.expect(self._size_bytes(groups))
         self._receive(own, groups)
 
-    def _contents_from(self, digest: str, holders: Sequence[str]) -> Contents:
-        """Return a manifest of this process, or else one from ``holders``."""
-        if digest not in self._contents:
-            self._contents[digest] = self._fetcher.contents_from(digest, holders)
-            self.held.know(self._contents[digest].leaves)
-        return self._contents[digest]
+    def _contents_from(self, sources: Sequence[ManifestHolders]) -> tuple[str, Contents]:
+        """Return one of the manifests of ``sources`` and its digest: one at hand, if there is."""
+        for source in sources:
+            if source.digest in self._contents:
+                return source.digest, self._contents[source.digest]
+        digest, contents = self._fetcher.contents_from(sources)
+        self._contents[digest] = contents
+        self.held.know(contents.leaves)
+        return digest, contents
 
     def _verify_own(
         self, groups: Sequence[FetchGroup], *, in_place: bool
@@ -511,7 +521,7 @@ class ShardCollection:
             for is_inside, into in ((True, inside), (False, outside)):
                 shards = [i for i in group.shards if (of.shard_id(i) in first) == is_inside]
                 if shards:
-                    into.append(FetchGroup(group.digest, tuple(shards), group.sources))
+                    into.append(msgspec.structs.replace(group, shards=tuple(shards)))
         return inside, outside
 
     def _lay_out(self, groups: Iterable[FetchGroup]) -> Layout:
@@ -581,20 +591,28 @@ class ShardFetcher:
             detail=detail,
         )
 
-    def contents_from(self, digest: str, holders: Sequence[str]) -> Contents:
-        """Return a manifest, from the first holder that gives it.
+    def contents_from(self, sources: Sequence[ManifestHolders]) -> tuple[str, Contents]:
+        """Return the manifest that the first holder gives, and its digest.
 
-        CopiesFailed when no holder has the manifest, HolderUnreachable.
+        CopiesFailed when no holder has its manifest, HolderUnreachable.
         """
-        contents = self._calls.first(
-            f"manifest {digest[:12]} of step {self._save.step}",
-            holders,
-            lambda holder: fetch_contents(self._calls.client, self._addresses[holder], digest),
-            lambda holder, error: self.mark_failed(Quarantined(holder, digest), None, str(error)),
+        digest_at = digests_by_holder(sources)
+
+        def failed(holder: str, error: CheckpointError) -> None:
+            self.mark_failed(Quarantined(holder, digest_at[holder]), None, str(error))
+
+        answer = self._calls.first(
+            f"manifest {sources[0].digest[:12]} of step {self._save.step}",
+            tuple(digest_at),
+            lambda holder: (digest_at[holder], self._contents_at(holder, digest_at[holder])),
+            failed,
         )
-        if contents is None:
+        if answer is None:
             raise CopiesFailed(self._save.step, self.unusable)
-        return contents
+        return answer
+
+    def _contents_at(self, holder: str, digest: str) -> Contents:
+        return fetch_contents(self._calls.client, self._addresses[holder], digest)
 
     def fetch_all(
         self,
@@ -635,10 +653,11 @@ class ShardFetcher:
     ) -> None:
         """Fetch from the first source, and missing or damaged shards from the alternates.
 
-        Adds to ``crcs``.
+        The alternates with another manifest come last. Adds to ``crcs``.
         """
         if not group.shards:
             return
+        digest_at, manifests = group.digest_at, {group.digest: contents}
 
         def accept(source: str, shard: int, crc: int) -> None:
             """Accept a shard that has the CRC of capture time. A damaged shard is fetched again."""
@@ -653,35 +672,41 @@ class ShardFetcher:
             self._calls.got_one()
             arrived(name)
 
+        def lacking() -> list[int]:
+            return [shard for shard in group.shards if contents.shard_id(shard) not in crcs]
+
         def ask(source: str) -> bool | None:
-            """Return True, once nothing is missing; None when the rest is damaged at ``source``."""
-            unfetched = [shard for shard in group.shards if contents.shard_id(shard) not in crcs]
+            """Return True, once nothing is missing; None when ``source`` cannot give the rest."""
+            digest = digest_at[source]
+            if digest not in manifests:
+                manifests[digest] = self._contents_at(source, digest)
+            asked = same_shards(lacking(), contents, manifests[digest])
+            if not asked:
+                return None
             targets = [
-                ShardTarget(shard, contents.shards[shard].nbytes, places[contents.shard_id(shard)])
-                for shard in unfetched
+                ShardTarget(index, contents.shards[shard].nbytes, places[contents.shard_id(shard)])
+                for shard, index in asked
             ]
             received = self._calls.client.fetch_shards(
                 self._addresses[source],
-                group.digest,
+                digest,
                 targets,
                 into,
                 deadline_left_s(self._calls.progress.end_s),
-                lambda position, crc: accept(source, unfetched[position], crc),
+                lambda position, crc: accept(source, asked[position][0], crc),
                 self._calls.progress.add,
             )
-            damaged = False
-            for shard, crc in zip(unfetched, received, strict=True):
+            for (shard, index), crc in zip(asked, received, strict=True):
                 accept(source, shard, crc)
                 if contents.shard_id(shard) not in crcs:
-                    damaged = True
                     expected = contents.shards[shard].crc32c
                     detail = f"CRC32C {crc:08x} as received, expected {expected:08x}"
-                    self.mark_failed(Quarantined(source, group.digest, shard), contents, detail)
-            return None if damaged else True
+                    self.mark_failed(Quarantined(source, digest, index), manifests[digest], detail)
+            return None if lacking() else True
 
         def failed(source: str, error: CheckpointError) -> None:
-            self.mark_failed(Quarantined(source, group.digest), contents, str(error))
+            self.mark_failed(Quarantined(source, digest_at[source]), None, str(error))
 
         what = f"shards of step {self._save.step}"
-        if self._calls.first(what, group.sources, ask, failed) is None:
+        if self._calls.first(what, tuple(digest_at), ask, failed) is None:
             raise CopiesFailed(self._save.step, self.unusable)

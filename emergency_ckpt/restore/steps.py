@@ -19,6 +19,7 @@ from emergency_ckpt.cluster.coordination import (
     run_and_report,
 )
 from emergency_ckpt.cluster.round import Round, Series, agree
+from emergency_ckpt.core.save.save_rules import step_number
 from emergency_ckpt.errors import (
     CheckpointError,
     CorruptData,
@@ -161,7 +162,9 @@ class StepCatalog:
         Raises:
           RestoreFailed, PersistentTierError, LocalTierError: the step may then be gone in part.
           CheckpointError: this job only reads.
+          InvalidState: ``step`` is not the number of a step.
         """
+        step = step_number("remove", step)
         if self.parts.config.only_reads:
             problem = "this checkpointer only reads: local_save_every and save_every are 0"
             raise CheckpointError("remove", f"step {step}", problem)
@@ -229,8 +232,9 @@ class StepCatalog:
 
         Where RAM has the step, the metrics of storage are left out if storage does not answer
         within ``LISTING_TIMEOUT_S``. StepNotFound when the step is in neither tier;
-        PersistentTierError, CorruptData.
+        PersistentTierError, CorruptData; InvalidState for what is not the number of a step.
         """
+        step = step_number("describe", step)
         readers: list[tuple[TierName, StepReader]] = []
         missing: CheckpointError | None = None
         for tier in self.tiers:

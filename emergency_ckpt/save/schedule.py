@@ -20,6 +20,8 @@ from emergency_ckpt.types import TierName
 
 _MOST_STEPS_ASKED = 1000
 _HORIZON_S = 0.1
+_RULE_RESTS_S = 1.0
+"""Pause after an error of a rule by the clock: it is asked far more often than each step."""
 
 
 class TierSchedule:
@@ -49,6 +51,7 @@ class TierSchedule:
         self._save_s = 0.0
         self._asked_up_to = -1
         self._stride = 1
+        self._rules_rest_until_s = [-math.inf] * len(plan.timing)
         # A step that a user's policy wants, and that is not announced.
         self._request: int | None = None
         self._made_good = -1
@@ -220,9 +223,29 @@ class TierSchedule:
             save_s=self._save_s,
             step_time_s=progress.step_time_s,
         )
-        if (again and not status.busy) or any(rule.due(status) for rule in self.plan.timing):
+        # A rule need not look at ``busy``. While a step is ahead, such a rule would be asked again
+        # at once, and announce a step each time: no turn would come to the other tier.
+        if (again and not status.busy) or (not ahead and self._is_due_by_clock(status)):
             return Choice(first_step)
         return self._ask(progress, first_step, lead_s, busy=status.busy)
+
+    def _is_due_by_clock(self, status: TierStatus) -> bool:
+        """Return whether one of the rules by the clock asks for a save.
+
+        An error of one rule is recorded, and stops no other rule and no other tier.
+        """
+        for number, rule in enumerate(self.plan.timing):
+            if time.monotonic() < self._rules_rest_until_s[number]:
+                continue
+            try:
+                if rule.due(status):
+                    return True
+            except Exception as error:  # noqa: BLE001 - the user's code; the job goes on
+                text = f"{type(error).__name__}: {error}"
+                failure = SaveFailed("ask", f"the save rule {type(rule).__name__}", text)
+                self._failures.record(failure, cause=error)
+                self._rules_rest_until_s[number] = time.monotonic() + _RULE_RESTS_S
+        return False
 
     def choose_first(
         self, progress: Progress, first_step: int, lead_s: float, *, others_save: bool

@@ -223,6 +223,19 @@ def test_defaults_are_valid_but_for_the_directories() -> None:
             "interval of FixedIntervalPolicy must be",
         ),
         ({"preservation_policy": "all"}, "preservation_policy: 'all' has no should_preserve"),
+        (
+            {"dir": None, "run_id": "r", "save_every": 0, "keep_last_n": 2},
+            "keep_last_n is set, but dir is not",
+        ),
+        (
+            {"dir": None, "run_id": "r", "preservation_policy": ocm.LatestN(1)},
+            "preservation_policy is set, but dir is not",
+        ),
+        ({"require": [np.array([1, 2])]}, "require must be a set of"),
+        (
+            {"save_every": ocm.SpecificStepsPolicy([np.array([1, 2])])},  # type: ignore[list-item]
+            "steps of SpecificStepsPolicy must be a collection of steps",
+        ),
         ({"keep_every_n_steps": 5}, "keep_every_n_steps is set, but keep_last_n is not"),
         (
             {"preservation_policy": ocm.LatestN(1), "keep_last_n": 2},
@@ -266,6 +279,47 @@ def test_defaults_are_valid_but_for_the_directories() -> None:
 def test_each_fault_is_named(settings: dict[str, Any], problem: str) -> None:
     (found,) = problems_of(**settings)
     assert problem in found
+
+
+class Ambiguous:
+    """Neither equal to something nor different from it, as an array or a table of pandas."""
+
+    def __eq__(self, other: object) -> bool:
+        raise ValueError("the truth value of a comparison is ambiguous")
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __bool__(self) -> bool:
+        raise ValueError("the truth value is ambiguous")
+
+
+@pytest.mark.parametrize("value", [np.array([1, 2]), np.array(["a", "b"]), Ambiguous()])
+@pytest.mark.parametrize("name", FIELDS)
+def test_value_without_a_truth_is_a_fault_of_its_setting(name: str, value: Any) -> None:
+    (problem,) = problems_of(**{name: value})
+    assert name in problem
+
+
+@pytest.mark.parametrize("value", [np.array([1, 2]), Ambiguous()])
+@pytest.mark.parametrize("name", [row.name for row in settings_table(Config) if row.needs])
+def test_value_without_a_truth_is_named_without_what_it_needs(name: str, value: Any) -> None:
+    problems = problems_of(dir=None, run_id="run", **{name: value})
+    assert all(problem.startswith(name) for problem in problems)
+
+
+@pytest.mark.parametrize(
+    "every",
+    [
+        np.array([1, 2]),
+        ocm.FixedIntervalPolicy(cast("Any", np.array([1, 2]))),
+        ocm.ContinuousCheckpointingPolicy(minimum_interval_secs=cast("Any", "often")),
+    ],
+)
+def test_fault_of_local_save_every_is_named_without_a_local_dir(every: Any) -> None:
+    with pytest.raises(ConfigError) as caught:
+        Config(dir="/persistent/run", local_save_every=every).validated()
+    (problem,) = caught.value.problems
+    assert problem.startswith("local_save_every")
 
 
 def test_environment_observers_are_checked_with_the_settings(

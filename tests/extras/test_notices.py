@@ -164,6 +164,21 @@ def test_maintenance_event_counts_beside_an_error(
     assert "TERMINATE_ON_HOST_MAINTENANCE" in server.inspect()
 
 
+@pytest.mark.parametrize(
+    "answer", [(503, b""), (200, b"<html>"), (200, b"REBOOT_ON_HOST_MAINTENANCE")]
+)
+@pytest.mark.parametrize("key", ["preempted", "maintenance-event"])
+def test_upcoming_maintenance_counts_beside_an_error(
+    metadata: Metadata, key: str, answer: tuple[int, bytes]
+) -> None:
+    metadata.answers[key] = answer
+    server = MetadataServer()
+    with pytest.raises(CoordinationError, match=key):
+        server.inspect()
+    metadata.answers["upcoming-maintenance"] = (200, window(80))
+    assert "maintenance of the host" in server.inspect()
+
+
 def test_metadata_server_without_vm_metadata_is_said(metadata: Metadata) -> None:
     """GKE's own, which has a cluster's name and tokens, and nothing of the machine."""
     metadata.answers.clear()

@@ -7,6 +7,7 @@ import dataclasses
 import datetime
 import inspect
 import re
+from collections.abc import Callable
 from typing import Any
 
 import grain.python as grain
@@ -18,7 +19,7 @@ from world import World, same
 
 from emergency_ckpt import orbax as ours
 from emergency_ckpt.config import Config
-from emergency_ckpt.errors import ConfigError, HostStateError
+from emergency_ckpt.errors import ConfigError, HostStateError, InvalidState
 from emergency_ckpt.orbax.options import settings_of, with_further
 
 OPTIONS = [
@@ -279,6 +280,31 @@ def test_metric_of_zero_is_in_the_metadata(world: World) -> None:
         manager.wait_until_finished()
         assert manager.metrics(0) == 0.0
         assert manager.metadata(0).metrics == 0.0
+
+
+@pytest.mark.parametrize("step", [0.0, "0", True, -1, [0]])
+def test_what_is_no_step_is_refused_by_every_method(world: World, step: Any) -> None:
+    world.ramdisk.mkdir()
+    state = world.state(0)
+    args = ocp.args.Composite(state=ocp.args.PyTreeSave(state))
+    places = world.ramdisk, world.persistent, world.mesh, state
+    with ours.CheckpointManager(*places) as manager:
+        manager.save(0, args=args)
+        manager.wait_until_finished()
+        calls: list[Callable[[Any], object]] = [
+            manager.metadata,
+            manager.item_metadata,
+            manager.metrics,
+            manager.delete,
+            manager.restore,
+            manager.should_save,
+            manager.reached_preemption,
+            lambda step: manager.save(step, args=args),
+        ]
+        for call in calls:
+            with pytest.raises(InvalidState, match="not the number of a step"):
+                call(step)
+        assert manager.all_steps(read=True) == [0]
 
 
 def test_when_to_save_and_what_to_keep() -> None:

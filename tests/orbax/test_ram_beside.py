@@ -75,6 +75,19 @@ def check_storage_alone(world: World, face: Any, caplog: pytest.LogCaptureFixtur
     assert sum(line.startswith("ram.off.given_up: ") for line in caplog.messages) == 1
 
 
+@pytest.mark.parametrize("step", [3.0, 3.9, "3"])
+def test_delete_of_what_is_no_step_removes_nothing(face: Any, world: World, step: Any) -> None:
+    with face() as opened:
+        for number in range(4):
+            opened.save(number, state(world, number))
+        opened.wait()
+        with pytest.raises((FileNotFoundError, TypeError)):  # Orbax's own
+            opened.delete(step)
+        opened.reload()
+        assert (opened.latest(), opened.stored()) == (3, [0, 2])
+    assert given_up(world) == []
+
+
 # RAM never takes storage away.
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -14,6 +15,8 @@ from emergency_ckpt import EmergencyCheckpointer
 from emergency_ckpt.background import Failures
 from emergency_ckpt.config.policies import plan_saves
 from emergency_ckpt.core.save.announcements import StepClock
+from emergency_ckpt.core.save.timing import TierStatus
+from emergency_ckpt.errors import SaveFailed
 from emergency_ckpt.save.schedule import TierSchedule
 
 STEP_S = 0.01
@@ -33,6 +36,23 @@ class Wants:
         return step.step in self.steps
 
 
+class Rule:
+    """A user's rule by the clock, and how often it was asked."""
+
+    words = "as the test wants"
+
+    def __init__(self, answer: bool | Exception) -> None:
+        self.answer = answer
+        self.asked = 0
+
+    def due(self, status: TierStatus) -> bool:
+        del status
+        self.asked += 1
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+
 @pytest.fixture
 def schedules() -> Iterator[list[TierSchedule]]:
     made: list[TierSchedule] = []
@@ -41,12 +61,18 @@ def schedules() -> Iterator[list[TierSchedule]]:
         schedule.worker.stop(10)
 
 
-def lead(made: list[TierSchedule], policy: Wants, steps: Sequence[int], late: int = 0) -> list[int]:
+def lead(
+    made: list[TierSchedule],
+    policy: Any,
+    steps: Sequence[int],
+    late: int = 0,
+    failures: Failures | None = None,
+) -> list[int]:
     """Train ``steps``; the leader asks between them. Returns the steps that were saved.
 
     ``late``: for so many announcements another process is late.
     """
-    schedule = TierSchedule("local", plan_saves(policy), Failures())
+    schedule = TierSchedule("local", plan_saves(policy), failures or Failures())
     made.append(schedule)
     clock, ahead, saved = StepClock(), None, list[int]()
     for call, step in enumerate(steps):
@@ -109,6 +135,44 @@ def test_wanted_step_for_which_one_was_late_is_announced_again(
 ) -> None:
     (saved,) = lead(schedules, Wants([20]), range(1, 100), late=2)
     assert 20 < saved < 60
+
+
+def test_rule_that_fails_hides_no_other_rule_of_its_tier(schedules: list[TierSchedule]) -> None:
+    fails, failures = Rule(ZeroDivisionError("of the rule")), Failures()
+    assert lead(schedules, [fails, Rule(True)], range(1, 40), failures=failures)
+    assert lead(schedules, [fails, Wants([20])], range(1, 40), failures=failures) == [20]
+    with pytest.raises(SaveFailed, match="of the rule"):
+        failures.raise_pending()
+    assert fails.asked == failures.count <= 4, "it rests after a failure"
+
+
+def test_rule_that_fails_delays_no_save_to_the_other_tier(world: World) -> None:
+    every = datetime.timedelta(milliseconds=10)
+    fails = Rule(ZeroDivisionError("of the rule"))
+    with world.open_both(local_save_every=fails, save_every=every) as ckpt:
+        _train_until(ckpt, world, "persistent.complete")
+        with pytest.raises(SaveFailed, match="of the rule"):
+            ckpt.check_for_errors()
+
+
+def test_rule_that_is_always_due_is_asked_once_a_save(world: World) -> None:
+    """A rule that does not ask whether a save is under way wants one at every question."""
+    every, always = datetime.timedelta(milliseconds=10), Rule(True)
+    with world.open_both(local_save_every=always, save_every=every) as ckpt:
+        step = _train_until(ckpt, world, "persistent.complete")
+        finish(ckpt)
+    assert always.asked <= 3 * step + 10, "not again while an announced step is ahead"
+
+
+def _train_until(ckpt: EmergencyCheckpointer, world: World, event: str) -> int:
+    """Train until there is an event of this name; return the last step."""
+    deadline_s, step = time.monotonic() + LONG_S / 4, 0
+    while event not in world.names():
+        assert time.monotonic() < deadline_s, world.names()
+        step += 1
+        save(ckpt, world, step)
+        time.sleep(STEP_S)
+    return step
 
 
 @pytest.mark.parametrize("restored", [None, 40])

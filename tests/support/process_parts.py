@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from emergency_ckpt.core.restore.inventory import Inventory
@@ -11,9 +11,11 @@ from emergency_ckpt.core.restore.plan_types import (
     Copies,
     FetchGroup,
     HostStateFetch,
+    ManifestHolders,
     RestorePlan,
     TargetSet,
 )
+from emergency_ckpt.types import Contents
 
 
 class OwnRead(NamedTuple):
@@ -47,7 +49,11 @@ def _part_of(copies: Copies, inventory: Inventory, targets: TargetSet, me: str) 
     own = own_shards(copies, targets, manifests)
     present = {manifests[group.digest].shard_id(i) for group in own for i in group.shards}
     missing = set(missing_shards(copies, targets, present))
-    fetch = fetch_groups(copies, targets, missing, me, lambda digest, _: manifests[digest])
+
+    def manifest_of(sources: Sequence[ManifestHolders]) -> tuple[str, Contents]:
+        return sources[0].digest, manifests[sources[0].digest]
+
+    fetch = fetch_groups(copies, targets, missing, me, manifest_of)
     reads = [OwnRead(g.digest, g.shards, _others(copies, g.digest, me)) for g in own]
     return Part(tuple(reads), tuple(fetch), copies.host_states)
 

@@ -3,12 +3,14 @@
 Each process chooses for itself among the ``Copies`` of its part. ``own_shards`` finds what the
 process has in its own RAM; what is missing after the check of these, ``fetch_groups`` divides over
 the holders. Each process begins at its own place in the lists of holders, so that the load spreads
-without a plan.
+without a plan. A group names every manifest with its shards: where no holder of the first manifest
+answers, the process asks the holders of the others.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
+from typing import TypeVar
 
 import msgspec
 
@@ -17,10 +19,15 @@ from emergency_ckpt.core.restore.plan_types import (
     Bundle,
     Copies,
     FetchGroup,
+    ManifestHolders,
     OwnManifest,
     TargetSet,
 )
 from emergency_ckpt.types import Contents, ShardId
+
+_T = TypeVar("_T")
+_Source = tuple[str, tuple[str, ...]]
+"""The digest of a manifest, and its holders, the first to ask first."""
 
 MAX_FETCHES = 8
 """A process draws its part from at most about so many holders at once."""
@@ -84,7 +91,7 @@ def fetch_groups(
     targets: TargetSet,
     missing: Collection[ShardId],
     me: str,
-    contents_of: Callable[[str, Sequence[str]], Contents],
+    contents_of: Callable[[Sequence[ManifestHolders]], tuple[str, Contents]],
 ) -> list[FetchGroup]:
     """Return from whom the process fetches the ``missing`` shards.
 
@@ -92,33 +99,44 @@ def fetch_groups(
 
     Args:
       me: name of the process as a holder.
-      contents_of: returns the manifest of a digest, which these holders have.
+      contents_of: returns the manifest of one of these sources, and its digest: that of the first
+        source, unless only another one answers.
     """
-    shards: dict[tuple[str, tuple[str, ...]], list[ShardId]] = {}
+    lacking: dict[tuple[_Source, ...], list[ShardId]] = {}
     at_hand = {own.digest for own in copies.own}  # each other manifest has to be fetched first
     for bundle in copies.bundles:
-        lacking = [shard for shard in _shards_in(bundle, targets) if shard in missing]
-        sources = [
-            (source.digest, holders)
+        shards = [shard for shard in _shards_in(bundle, targets) if shard in missing]
+        sources = tuple(
+            (source.digest, _from(holders, copies.place))
             for source in bundle.sources
             if (holders := tuple(holder for holder in source.holders if holder != me))
-        ]
-        if not lacking or not sources:
+        )
+        if not shards or not sources:
             continue
-        nearest = sources[copies.place % len(sources)]
-        digest, holders = next((source for source in sources if source[0] in at_hand), nearest)
-        at_hand.add(digest)
-        shards.setdefault((digest, _from(holders, copies.place)), []).extend(lacking)
-    parts = max(1, MAX_FETCHES // max(1, len(shards)))
+        in_order = _from(sources, copies.place)
+        chosen = next((source for source in sources if source[0] in at_hand), in_order[0])
+        at_hand.add(chosen[0])
+        others = (source for source in in_order if source is not chosen)
+        lacking.setdefault((chosen, *others), []).extend(shards)
+    manifests: dict[str, Contents] = {}
+    fetched: dict[_Source, list[ShardId]] = {}
+    alternates: dict[_Source, dict[_Source, None]] = {}
+    for sources, shards in lacking.items():
+        digest, manifests[digest] = contents_of([ManifestHolders(*source) for source in sources])
+        source = digest, dict(sources)[digest]
+        fetched.setdefault(source, []).extend(shards)
+        alternates.setdefault(source, {}).update((s, None) for s in sources if s != source)
+    parts = max(1, MAX_FETCHES // max(1, len(fetched)))
     groups: list[FetchGroup] = []
-    for (digest, holders), lacking in sorted(shards.items()):
-        contents = contents_of(digest, holders)
+    for (digest, holders), shards in fetched.items():
+        contents = manifests[digest]
         index_of = dict(shards_of(contents))
-        indices = sorted(index_of[shard] for shard in lacking)
+        indices = sorted(index_of[shard] for shard in shards)
         nbytes = [contents.shards[index].nbytes for index in indices]
+        others = tuple(ManifestHolders(*source) for source in alternates[digest, holders])
         for number, part in enumerate(_even(nbytes, min(parts, len(holders)))):
             chosen = tuple(sorted(indices[position] for position in part))
-            groups.append(FetchGroup(digest, chosen, _from(holders, number)))
+            groups.append(FetchGroup(digest, chosen, _from(holders, number), others))
     return sorted(groups, key=lambda group: (group.digest, group.sources))
 
 
@@ -127,6 +145,28 @@ def shards_of(contents: Contents) -> Iterator[tuple[ShardId, int]]:
     for index, entry in enumerate(contents.shards):
         if 0 <= entry.leaf < len(contents.leaves):
             yield contents.shard_id(index), index
+
+
+def same_shards(
+    shards: Sequence[int], contents: Contents, other: Contents
+) -> list[tuple[int, int]]:
+    """Return those of ``shards`` that ``other`` has with the same content, and their index there.
+
+    A copy with other bytes is no damaged copy: the choice of the restore is another one.
+    """
+    if other is contents:
+        return [(shard, shard) for shard in shards]
+    index_of = dict(shards_of(other))
+    pairs = [(shard, index_of.get(contents.shard_id(shard))) for shard in shards]
+
+    def content(of: Contents, index: int) -> tuple[int, int]:
+        return of.shards[index].nbytes, of.shards[index].crc32c
+
+    return [
+        (shard, index)
+        for shard, index in pairs
+        if index is not None and content(contents, shard) == content(other, index)
+    ]
 
 
 def _wanted(copies: Copies, targets: TargetSet) -> set[ShardId]:
@@ -138,9 +178,9 @@ def _shards_in(bundle: Bundle, targets: TargetSet) -> list[ShardId]:
     return [*(targets[place] for place in places), *bundle.others]
 
 
-def _from(holders: tuple[str, ...], place: int) -> tuple[str, ...]:
-    start = place % len(holders)
-    return holders[start:] + holders[:start]
+def _from(items: tuple[_T, ...], place: int) -> tuple[_T, ...]:
+    start = place % len(items)
+    return items[start:] + items[:start]
 
 
 def _even(nbytes: Sequence[int], count: int) -> list[list[int]]:

@@ -33,6 +33,15 @@ class ManifestHolders(
     holders: tuple[str, ...]
 
 
+def digests_by_holder(sources: Iterable[ManifestHolders]) -> dict[str, str]:
+    """Return each holder's manifest, in the order of ``sources``: the first, if it has several."""
+    digests: dict[str, str] = {}
+    for source in sources:
+        for holder in source.holders:
+            digests.setdefault(holder, source.digest)
+    return digests
+
+
 class Bundle(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
     """Shards of which the same manifests have a copy.
 
@@ -68,11 +77,18 @@ class FetchGroup(
     Attributes:
       shards: indices into the manifest's shards.
       sources: holders that have all of these shards; the first is asked first.
+      others: other manifests with some of these shards, for when no source answers.
     """
 
     digest: str
     shards: tuple[int, ...]
     sources: tuple[str, ...]
+    others: tuple[ManifestHolders, ...] = ()
+
+    @property
+    def digest_at(self) -> dict[str, str]:
+        """Return the manifest to ask each holder for, in the order in which to ask them."""
+        return digests_by_holder((ManifestHolders(self.digest, self.sources), *self.others))
 
 
 class HostStateFetch(

@@ -39,30 +39,35 @@ class MetadataServer:
     def inspect(self) -> str:
         """Return the notice, empty when there is none. Blocks for some seconds at most.
 
-        Raises CoordinationError: the server is absent, hangs, or answers with something else.
+        Raises CoordinationError: the server is absent, hangs, or answers with something else. An
+        error about one key hides no notice of another.
         """
-        try:
-            return self._inspect()
-        except (OSError, http.client.HTTPException, ValueError, RecursionError) as error:
-            raise CoordinationError(
-                "ask",
-                f"the metadata server {self._host}",
-                f"{type(error).__name__}: {error!s:.200}",
-            ) from error
+        first: Exception | None = None
+        for look in (self._preempted, self._maintenance_event, self._upcoming_maintenance):
+            try:
+                if notice := look():
+                    return notice
+            except (OSError, http.client.HTTPException, ValueError, RecursionError) as error:
+                first = first or error
+        if first is None:
+            return ""
+        text = f"{type(first).__name__}: {first!s:.200}"
+        raise CoordinationError("ask", f"the metadata server {self._host}", text) from first
 
-    def _inspect(self) -> str:
+    def _preempted(self) -> str:
         preempted = self._text("preempted")
         if preempted is None:
             raise ValueError(
                 "it has no instance/preempted, so it is not the machine's own: behind Workload"
                 " Identity GKE's answers in its place, and SIGTERM is the notice"
             )
-        if notice := preempted_notice(preempted):
-            return notice
-        event = maintenance_event_notice(self._text("maintenance-event") or "NONE")
-        # Before the next key, whose answer may be an error.
-        if notice := self._new("event", event):
-            return notice
+        return preempted_notice(preempted)
+
+    def _maintenance_event(self) -> str:
+        text = self._text("maintenance-event") or "NONE"
+        return self._new("event", maintenance_event_notice(text))
+
+    def _upcoming_maintenance(self) -> str:
         document = json.loads(self._text("upcoming-maintenance") or '{"error": ""}')
         return self._new("coming", upcoming_maintenance_notice(document, time.time()))
 

@@ -5,6 +5,7 @@ Storage is Orbax's own, so plain Orbax v1 goes on from the same directory.
 
 from __future__ import annotations
 
+import operator
 import os
 import threading
 import time
@@ -83,6 +84,9 @@ class Checkpointer:
     another checkpointable is saved to storage alone, with one warning. An error of the RAM tier is
     a warning and the event ``ram.off``; from then on this class is Orbax's alone.
     docs/migrating_orbax.md lists the differences from Orbax's class.
+
+    ``is_saving_in_progress`` says nothing of a save to RAM, for the reasons in the docstring of
+    ``orbax.checkpoint.CheckpointManager``; ``wait`` waits for both tiers.
 
     Args:
       local_directory: on this host's ramdisk; None: the environment's ECKPT_LOCAL_DIR, else
@@ -396,5 +400,5 @@ def _items(checkpointables: Mapping[str, Any]) -> Items:
 
 
 def _number(step: Any) -> int:
-    """Return the number of a step, which Orbax also takes as its ``CheckpointMetadata``."""
-    return int(step.step) if isinstance(step, CheckpointMetadata) else int(step)
+    """Return the number of a step, or of Orbax's ``CheckpointMetadata``. TypeError, as Orbax's."""
+    return operator.index(step.step if isinstance(step, CheckpointMetadata) else step)

@@ -16,7 +16,7 @@ from world import small_tmpfs
 
 from emergency_ckpt.core.restore.plan_types import Bundle, Copies, ManifestHolders, OwnManifest
 from emergency_ckpt.errors import HolderUnreachable
-from emergency_ckpt.events import EventSink
+from emergency_ckpt.events import Event, EventSink
 from emergency_ckpt.ram.tier import LocalTier
 from emergency_ckpt.restore.holders import HolderCalls
 from emergency_ckpt.restore.room import RestoreRoom
@@ -194,9 +194,14 @@ def _fetch_from(
     holdings: MemoryHoldings,
     digest: str,
     deadline_s: float,
-) -> None:
-    sink = EventSink(None, process_index=0)
-    with TransferClient(run_id="run", secret=SECRET, streams=1) as client:
+    copies: Copies | None = None,
+) -> list[Event]:
+    """Fetch the shards of ``digest``. ``copies``: None where each of ``addresses`` has that."""
+    events: list[Event] = []
+    sink = EventSink(events.append, process_index=0)
+    with TransferClient(
+        run_id="run", secret=SECRET, streams=1, connect_timeout_s=1, io_timeout_s=3
+    ) as client:
         shards = ShardCollection(
             tier,
             save=SAVE,
@@ -207,8 +212,65 @@ def _fetch_from(
             room=RestoreRoom(tier, lack=""),
             addresses=addresses,
         )
-        with shards.collecting(_held_by(digest, *addresses)) as arrivals:
+        with shards.collecting(copies or _held_by(digest, *addresses)) as arrivals:
             assert sum(len(arrived) for arrived in arrivals) == 8
+    return events
+
+
+@pytest.mark.parametrize("place", [0, 1])
+@pytest.mark.parametrize("loses", ["at once", "after the manifest"])
+def test_another_manifest_serves_for_a_silent_holder(ramdisk: Path, loses: str, place: int) -> None:
+    """Striped placement gives each holder other shards, so that no two have one manifest."""
+    data = [bytes([number]) * (4 << 20) for number in range(8)]
+    near, far = MemoryHoldings(), MemoryHoldings()
+    digest, other = near.add(SAVE, data), far.add(SAVE, [*data, b"and more"])
+    sources = (ManifestHolders(digest, ("near",)), ManifestHolders(other, ("far",)))
+    lines = [_BreakingLine(1 if number == place else 1 << 30) for number in (0, 1)]
+    tier = _tier(ramdisk)
+    with (
+        TransferServer(near, run_id="run", secret=SECRET, on_bytes_sent=lines[0]) as first,
+        TransferServer(far, run_id="run", secret=SECRET, on_bytes_sent=lines[1]) as second,
+    ):
+        if loses == "at once":
+            (first, second)[place].stop()
+        addresses = {"near": first.address, "far": second.address}
+        copies = Copies((Bundle(None, (), sources),), place=place)
+        _fetch_from(addresses, tier, near, digest, 10, copies)
+    (copy,) = tier.held()[0]
+    assert tier.verify(copy.digest, range(8)) == []
+    with tier.reading(copy.digest) as view:
+        assert [view(shard).tobytes() for shard in range(8)] == data
+    tier.close()
+
+
+def test_two_manifests_serve_for_a_silent_holder(ramdisk: Path) -> None:
+    """Each has other bytes under the names of the rest, which is no damage."""
+    data = [bytes([number]) * (4 << 20) for number in range(8)]
+    near, left, right = (MemoryHoldings() for _ in range(3))
+    digest = near.add(SAVE, data)
+    others = [bytes([99]) * (4 << 20)] * 4
+    lefts, rights = left.add(SAVE, data[:4] + others), right.add(SAVE, others + data[4:])
+    bundles = tuple(
+        Bundle(
+            tuple(range(first, first + 4)),
+            (),
+            (ManifestHolders(digest, ("near",)), ManifestHolders(other, (name,))),
+        )
+        for first, other, name in ((0, lefts, "left"), (4, rights, "right"))
+    )
+    tier = _tier(ramdisk)
+    with (
+        TransferServer(near, run_id="run", secret=SECRET, on_bytes_sent=_BreakingLine(1)) as silent,
+        TransferServer(left, run_id="run", secret=SECRET) as first,
+        TransferServer(right, run_id="run", secret=SECRET) as second,
+    ):
+        addresses = {"near": silent.address, "left": first.address, "right": second.address}
+        events = _fetch_from(addresses, tier, near, digest, 10, Copies(bundles))
+    assert {event.name for event in events} == {"restore.peer_unreachable"}
+    (copy,) = tier.held()[0]
+    with tier.reading(copy.digest) as view:
+        assert [view(shard).tobytes() for shard in range(8)] == data
+    tier.close()
 
 
 def test_peer_lost_in_the_middle_leaves_the_rest_to_another(ramdisk: Path) -> None:
