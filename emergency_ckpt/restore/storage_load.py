@@ -78,6 +78,8 @@ class LoadPart(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_f
 class LoadPlan(msgspec.Struct, frozen=True, tag="load", forbid_unknown_fields=True):
     """Bring a persistent step into RAM. Each byte is read once over the whole job.
 
+    Chunks of at most 64 KiB may be read twice, as gaps (``storage/orbax_reader``).
+
     Attributes:
       save: the step's identity in RAM.
       item: the directory with the step's arrays.

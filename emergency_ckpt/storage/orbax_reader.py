@@ -53,7 +53,10 @@ _ONE_REQUEST_FOR_SEVERAL_CHUNKS = {
     "experimental_read_coalescing_merged_bytes": 2 << 20,
     "experimental_read_coalescing_interval": "5ms",
 }
-"""TensorStore's settings, for chunks so close in a data file that are read within that time."""
+"""TensorStore's settings, for chunks so close in a data file that are read within that time.
+
+A request costs more than 64 KiB: it reads a shorter gap between two chunks too, though another
+process, or an earlier request of this one, reads the chunk in the gap."""
 
 
 class StoredLeaf(NamedTuple):

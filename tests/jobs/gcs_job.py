@@ -37,7 +37,8 @@ from job_process import (  # noqa: E402
 
 DIRECTORY = "gs://bucket/run"
 BIG_LEAVES = 6
-BIG_SHAPE = (64, 1024)
+BIG_SHAPE = (128, 1024)
+"""Chunks of 128 KiB: one of 64 KiB may be read twice, as a gap between two others."""
 
 
 def big(step: int, mesh: Mesh) -> dict[str, Any]:

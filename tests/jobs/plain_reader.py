@@ -26,7 +26,7 @@ DIRECTORY, STEP = sys.argv[1], int(sys.argv[2])
 
 
 def expected(number: int) -> np.ndarray:
-    return np.random.default_rng([STEP, number]).integers(0, 2**32, (64, 1024), np.uint32)
+    return np.random.default_rng([STEP, number]).integers(0, 2**32, (128, 1024), np.uint32)
 
 
 def right(state: dict[str, object]) -> bool:

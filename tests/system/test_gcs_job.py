@@ -63,7 +63,7 @@ def test_each_byte_is_written_by_slice_0_and_read_once(gcs: FakeGcs, slices: int
     check_no_byte_twice(first[0]["ranges"])
     shares = [seen["persistent"] for seen in first]
     # Evenly, as far as whole chunks go: the largest is a leaf's part on one device.
-    chunk_bytes = 64 * 1024 * 4 * slices // 4
+    chunk_bytes = 128 * 1024 * 4 * slices // 4
     assert max(shares) <= sum(shares) / 4 + chunk_bytes
     for seen in second:
         assert (seen["step"], seen["tier"], seen["wrong"]) == (5, "local", [])
