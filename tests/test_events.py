@@ -68,23 +68,28 @@ def test_listener_that_exits_ends_no_thread(caplog: pytest.LogCaptureFixture) ->
 
 
 @pytest.fixture
-def exit_at_signal() -> Iterator[int]:
-    """A signal whose handler is a program's that ends at SIGTERM."""
+def handled_signals() -> Iterator[tuple[int, int]]:
+    """Signals with the handlers of a program that ends at SIGTERM, and of Python at SIGINT."""
 
     def end(signum: int, frame: FrameType | None) -> None:
         del signum, frame
         sys.exit("of the handler")
 
-    before = signal.signal(signal.SIGUSR1, end)
-    yield signal.SIGUSR1
-    signal.signal(signal.SIGUSR1, before)
+    handlers = {signal.SIGUSR1: end, signal.SIGUSR2: signal.default_int_handler}
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    yield signal.SIGUSR1, signal.SIGUSR2
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
-def test_signals_that_interrupt_a_listener_end_the_program(exit_at_signal: int) -> None:
+def test_signals_that_interrupt_a_listener_end_the_program(
+    handled_signals: tuple[int, int],
+) -> None:
     """Python runs the handler inside whatever the main thread does."""
-    sink = EventSink(lambda _: signal.raise_signal(exit_at_signal), process_index=0)
+    exits, interrupts = handled_signals
+    sink = EventSink(lambda _: signal.raise_signal(exits), process_index=0)
     with pytest.raises(SystemExit, match="of the handler"):
         sink.emit("one")
-    sink = EventSink(lambda _: signal.raise_signal(signal.SIGINT), process_index=0)
+    sink = EventSink(lambda _: signal.raise_signal(interrupts), process_index=0)
     with pytest.raises(KeyboardInterrupt):
         sink.emit("one")

@@ -248,6 +248,7 @@ def test_storage_that_went_on_without_ram_counts(world: World, face: Any) -> Non
         assert same(opened.load(3, target(world)), state(world, 103))
 
 
+@pytest.mark.dear
 def test_month_back_and_forth_loses_nothing(world: World, face: Any) -> None:
     """A week with RAM, a week without, and so on: each from the newest step that it can know."""
     with face() as opened:
