@@ -192,6 +192,8 @@ def job_of(seed: int, number: int, *, may_mount: bool = True) -> Job:
             )
         ),
     }
+    if storage == "none":
+        del settings["keep_last_n"]  # refused without a ``dir``
     kinds = [
         kind
         for kind in KINDS
