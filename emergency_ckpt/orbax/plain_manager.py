@@ -46,7 +46,7 @@ class CheckpointManager:
 
     ``is_saving_in_progress`` is Orbax's too, and says nothing of a save to RAM. Orbax gives one
     answer on all processes, so that a loop may call ``save`` by it. Saves to RAM end at another
-    moment on each process, and with RAM at each step such a loop would seldom save to storage.
+    moment on each process. Where RAM is saved at each step, the loop would seldom save to storage.
     ``wait_until_finished`` waits for both tiers.
 
     The RAM tier is on in jobs of several processes, and where ``local_directory`` or ``settings``

@@ -277,7 +277,7 @@ class ShardCollection:
         self._receive(own, groups)
 
     def _contents_from(self, sources: Sequence[ManifestHolders]) -> tuple[str, Contents]:
-        """Return one of the manifests of ``sources`` and its digest: one at hand, if there is."""
+        """Return the digest and the manifest of a source: one at hand, or the first to come."""
         for source in sources:
             if source.digest in self._contents:
                 return source.digest, self._contents[source.digest]

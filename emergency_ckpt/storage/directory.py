@@ -497,8 +497,8 @@ def _temporary(path: epath.Path, name: str = "") -> Generator[epath.Path]:
     """Give a name beside ``path`` for one writer alone: another would write into its file.
 
     No file of this name is left at the end, also not a part of one, as on a full disk. A writer
-    that is killed leaves the file, which ``written_for`` recognises. ``name``: in it; default: that
-    of ``path``.
+    that is killed leaves the file, which ``written_for`` recognises. ``name`` takes the place of
+    the name of ``path`` in the temporary name.
     """
     temporary = path.with_name(f"{secrets.token_hex(8)}.{name or path.name}.tmp")
     try:

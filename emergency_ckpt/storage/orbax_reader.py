@@ -55,8 +55,8 @@ _ONE_REQUEST_FOR_SEVERAL_CHUNKS = {
 }
 """TensorStore's settings, for chunks so close in a data file that are read within that time.
 
-A request costs more than 64 KiB: it reads a shorter gap between two chunks too, though another
-process, or an earlier request of this one, reads the chunk in the gap."""
+A request costs more than 64 KiB, so TensorStore also reads a shorter gap between two chunks. The
+chunk in the gap is then read twice, by this process or by another."""
 
 
 class StoredLeaf(NamedTuple):

@@ -153,7 +153,7 @@ class Accept:
             self._greet(sock, format_address(*peer[:2]), str(peer[0]))
 
     def _warn(self, error: OSError) -> None:
-        """Log the first failure of its kind, then at most one a minute: each retry fails alike."""
+        """Log the first failure of a kind, and a repeated failure at most once a minute."""
         mention = self._failures.occurred(str(error.errno), time.monotonic())
         if mention is None:
             return

@@ -63,7 +63,7 @@ def test_drain_from_storage_that_gives_no_answer_has_an_end(tmp_path: Path) -> N
 
 @pytest.mark.slow
 def test_all_pairs_in_a_bucket_spoil_nothing(tmp_path: Path) -> None:
-    check(explored(tmp_path, "--place", "bucket", "--every", "41"), 250)
+    check(explored(tmp_path, "--place", "bucket", "--every", "37"), 300)
 
 
 @pytest.mark.parametrize(

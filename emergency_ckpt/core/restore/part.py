@@ -26,8 +26,6 @@ from emergency_ckpt.core.restore.plan_types import (
 from emergency_ckpt.types import Contents, ShardId
 
 _T = TypeVar("_T")
-_Source = tuple[str, tuple[str, ...]]
-"""The digest of a manifest, and its holders, the first to ask first."""
 
 MAX_FETCHES = 8
 """A process draws its part from at most about so many holders at once."""
@@ -99,44 +97,45 @@ def fetch_groups(
 
     Args:
       me: name of the process as a holder.
-      contents_of: returns the manifest of one of these sources, and its digest: that of the first
-        source, unless only another one answers.
+      contents_of: returns the manifest of the first of these sources that answers, after the
+        digest of the manifest.
     """
-    lacking: dict[tuple[_Source, ...], list[ShardId]] = {}
+    lacking: dict[tuple[ManifestHolders, ...], list[ShardId]] = {}
     at_hand = {own.digest for own in copies.own}  # each other manifest has to be fetched first
     for bundle in copies.bundles:
         shards = [shard for shard in _shards_in(bundle, targets) if shard in missing]
         sources = tuple(
-            (source.digest, _from(holders, copies.place))
+            ManifestHolders(source.digest, _from(holders, copies.place))
             for source in bundle.sources
             if (holders := tuple(holder for holder in source.holders if holder != me))
         )
         if not shards or not sources:
             continue
         in_order = _from(sources, copies.place)
-        chosen = next((source for source in sources if source[0] in at_hand), in_order[0])
-        at_hand.add(chosen[0])
+        chosen = next((source for source in sources if source.digest in at_hand), in_order[0])
+        at_hand.add(chosen.digest)
         others = (source for source in in_order if source is not chosen)
         lacking.setdefault((chosen, *others), []).extend(shards)
     manifests: dict[str, Contents] = {}
-    fetched: dict[_Source, list[ShardId]] = {}
-    alternates: dict[_Source, dict[_Source, None]] = {}
+    fetched: dict[ManifestHolders, list[ShardId]] = {}
+    alternates: dict[ManifestHolders, dict[ManifestHolders, None]] = {}
     for sources, shards in lacking.items():
-        digest, manifests[digest] = contents_of([ManifestHolders(*source) for source in sources])
-        source = digest, dict(sources)[digest]
+        digest, manifests[digest] = contents_of(sources)
+        source = next(source for source in sources if source.digest == digest)
         fetched.setdefault(source, []).extend(shards)
         alternates.setdefault(source, {}).update((s, None) for s in sources if s != source)
     parts = max(1, MAX_FETCHES // max(1, len(fetched)))
     groups: list[FetchGroup] = []
-    for (digest, holders), shards in fetched.items():
-        contents = manifests[digest]
+    for source, shards in fetched.items():
+        contents = manifests[source.digest]
         index_of = dict(shards_of(contents))
         indices = sorted(index_of[shard] for shard in shards)
         nbytes = [contents.shards[index].nbytes for index in indices]
-        others = tuple(ManifestHolders(*source) for source in alternates[digest, holders])
-        for number, part in enumerate(_even(nbytes, min(parts, len(holders)))):
+        others = tuple(alternates[source])
+        for number, part in enumerate(_even(nbytes, min(parts, len(source.holders)))):
             chosen = tuple(sorted(indices[position] for position in part))
-            groups.append(FetchGroup(digest, chosen, _from(holders, number), others))
+            holders = _from(source.holders, number)
+            groups.append(FetchGroup(source.digest, chosen, holders, others))
     return sorted(groups, key=lambda group: (group.digest, group.sources))
 
 

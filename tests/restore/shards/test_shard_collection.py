@@ -220,7 +220,7 @@ def _fetch_from(
 @pytest.mark.parametrize("place", [0, 1])
 @pytest.mark.parametrize("loses", ["at once", "after the manifest"])
 def test_another_manifest_serves_for_a_silent_holder(ramdisk: Path, loses: str, place: int) -> None:
-    """Striped placement gives each holder other shards, so that no two have one manifest."""
+    """Striped placement gives holders other shards, so no two have the same manifest."""
     data = [bytes([number]) * (4 << 20) for number in range(8)]
     near, far = MemoryHoldings(), MemoryHoldings()
     digest, other = near.add(SAVE, data), far.add(SAVE, [*data, b"and more"])
