@@ -12,6 +12,7 @@ import collections
 import contextlib
 import functools
 import gc
+import math
 import os
 import queue
 import re
@@ -26,7 +27,6 @@ from typing import Protocol
 from absl import logging
 
 from emergency_ckpt import _native
-from emergency_ckpt.core.copy_threads import threads_for
 from emergency_ckpt.core.save.timing import Repeats
 from emergency_ckpt.errors import CheckpointError, SaveFailed
 
@@ -61,7 +61,7 @@ _PROBE_BYTES = 16 << 20
 
 
 def copy_threads() -> int:
-    """Return the number of threads that copy and check; see ``core.copy_threads``.
+    """Return the number of threads that copy and check.
 
     The first call on a machine with many cores measures one thread for some milliseconds. The
     threads have the niceness of the thread that starts them: those of saves yield to training.
@@ -434,3 +434,21 @@ _threads_of_pools: Container[threading.Thread] = getattr(pools, "_threads_queues
 # The standard library's own way, since 3.9: what was registered last, after its pools, is called
 # first. Without it saves that need a pool fail at the end, with an error.
 getattr(threading, "_register_atexit", atexit.register)(_end_program)
+
+
+_FASTEST_LINK_GB_S = 60.0
+"""More than a device's link moves today: PCIe 5 gives 55."""
+_LEAST = 2
+_CORES_OF_ONE = 4
+"""Training, its data and other processes of the host have the other cores."""
+
+
+def threads_for(cores: int, one_gb_s: Callable[[], float]) -> int:
+    """Return a quarter of the cores, but 2 at least, and no more than the link can use.
+
+    ``one_gb_s``: gives what one thread does; asked where that may matter.
+    """
+    threads = max(_LEAST, cores // _CORES_OF_ONE)
+    if threads > _LEAST:
+        threads = max(_LEAST, min(threads, math.ceil(_FASTEST_LINK_GB_S / one_gb_s())))
+    return min(threads, cores)

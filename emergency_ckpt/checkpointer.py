@@ -26,11 +26,10 @@ from emergency_ckpt.core.save.save_rules import step_number, wanted_step
 from emergency_ckpt.core.save.snapshot_plan import Buffers
 from emergency_ckpt.errors import CheckpointError, SaveFailed
 from emergency_ckpt.forked import drop_in_child
-from emergency_ckpt.opening import Opened, agreed_config, text_of
 from emergency_ckpt.restore.request import CompleteSteps, RestoreReport
 from emergency_ckpt.restore.steps import StepCatalog
 from emergency_ckpt.resume import Resume
-from emergency_ckpt.start import check_joined
+from emergency_ckpt.start import Opened, agreed_config, check_joined, text_of
 from emergency_ckpt.state.link import Link, find_link
 from emergency_ckpt.state.tree import PyTree
 from emergency_ckpt.types import OrbaxStep

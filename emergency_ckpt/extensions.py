@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import re
 
-from emergency_ckpt.core.placement.placement_policies import (
+from emergency_ckpt.core.placement import (
     ALL_BUT_PRIMARY,
     AllButPrimary,
     PlacementPolicy,

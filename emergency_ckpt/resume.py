@@ -7,11 +7,11 @@ import time
 from emergency_ckpt.cluster.process_placement import ProcessPlacement
 from emergency_ckpt.cluster.round import run_on_all
 from emergency_ckpt.errors import RamdiskFull, RestoreFailed
-from emergency_ckpt.opening import Opened
 from emergency_ckpt.restore.host_state import HostStateRestore
 from emergency_ckpt.restore.request import RestoredState, RestoreReport, RestoreRequest
 from emergency_ckpt.restore.restore import Restore
 from emergency_ckpt.restore.rounds import refuse
+from emergency_ckpt.start import Opened
 from emergency_ckpt.state.tree import PyTree, describe
 from emergency_ckpt.types import LOCAL, PERSISTENT, TierName
 

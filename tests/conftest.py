@@ -53,13 +53,13 @@ from process_starts import way_to_a_start
 from tiers_support import close_tiers, open_tier
 from world import World
 
-from emergency_ckpt.cluster import start_agreement
+from emergency_ckpt.cluster import membership
 from emergency_ckpt.ram import LocalTier
 from emergency_ckpt.run_secret import generate_secret
 
 # A start without a secret makes one up and stretches it, which takes as long as all else in most
 # tests: the starts of this process share one.
-vars(start_agreement).update(generate_secret=functools.cache(generate_secret))
+vars(membership).update(generate_secret=functools.cache(generate_secret))
 
 warm_start.offer()
 warm_start.install()

@@ -20,7 +20,7 @@ from benchmarks.scale.job import (
     timed_cpu,
 )
 from benchmarks.scale.model import SAVE
-from emergency_ckpt.core.placement.placement_policies import place
+from emergency_ckpt.core.placement import place
 from emergency_ckpt.extensions import parse_placement
 from emergency_ckpt.save.vote import Ballot, Vote
 

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator
 from types import SimpleNamespace
 from typing import Any
 
-from emergency_ckpt.core.placement.placement_policies import (
+from emergency_ckpt.core.placement import (
     HeldLeaves,
     PlacementPolicy,
     Topology,

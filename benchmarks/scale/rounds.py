@@ -14,8 +14,8 @@ from typing import Any
 from benchmarks.scale.job import DEADLINE_S, Cell, Processes, Stored, restore
 from benchmarks.scale.job import Peers as LeadersPeers
 from benchmarks.scale.model import RUN_ID, SAVE
+from emergency_ckpt.cluster.membership import agree_settings
 from emergency_ckpt.cluster.peers import Known, Peers, agree_start
-from emergency_ckpt.cluster.start_agreement import agree_settings
 from emergency_ckpt.config.settings import Config
 from emergency_ckpt.private_names import private_module
 from emergency_ckpt.start import neighbours

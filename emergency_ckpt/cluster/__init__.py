@@ -1,7 +1,7 @@
 """The processes of a job: coordination service, membership, notices, and access to peers.
 
-1. ``start_agreement`` compares the settings of all processes, and gives the run's secret to all.
-2. ``membership`` claims the ramdisk, starts the server and agrees on an incarnation (``peers``).
+1. ``membership`` compares the settings of all processes, and gives the run's secret to all.
+2. It claims the ramdisk, starts the server and agrees on an incarnation (``peers``).
 3. ``coordination`` is the only user of JAX's coordination service: put, get, list.
    ``round`` has the two ways to agree through the service, a round and a cell that is set once, and
    the one clean-up of their keys (``Series``); a round ends each start and each restore.
@@ -9,7 +9,7 @@
    ``peers`` finds a process that died without a report, for a wait inside ``save``.
    ``preemption`` agrees on the step at which all act on a notice.
 5. ``shard_source`` has what a process serves to its peers: its RAM, and in a restore the part of a
-   step that it has read from storage (``loaded_part``).
+   step that it has read from storage (``LoadedPart``).
 6. ``timelines`` decides when a restore is binding, and applies the restore to the persistent
    directory, on which the run has its claim.
 7. ``beats`` reports, in a restore or a save to storage, that a process makes progress; the others

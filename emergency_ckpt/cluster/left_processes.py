@@ -104,7 +104,7 @@ class LeftProcesses:
         """Announce that this process begins no more saves. Idempotent; never raises.
 
         ``stores_last``: this process still takes part in the save to storage of RAM's newest step
-        (``save.last_step``).
+        (``save.ending``).
         """
         saves: dict[str, Place] = {tier: in_order(s) for tier, s in begun.items()}
         if stores_last:

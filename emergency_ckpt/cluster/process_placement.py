@@ -13,7 +13,7 @@ import numpy as np
 
 from emergency_ckpt.config import Config
 from emergency_ckpt.core.boxes import covers, whole
-from emergency_ckpt.core.placement.placement_policies import (
+from emergency_ckpt.core.placement import (
     HeldLeaves,
     PlacementPolicy,
     RamWriters,

@@ -24,7 +24,7 @@ from emergency_ckpt.core.wording import count_text
 from emergency_ckpt.errors import CheckpointError, DirectoryInUse, PersistentTierError
 from emergency_ckpt.events import EventSink
 from emergency_ckpt.ram.tier import LocalTier
-from emergency_ckpt.storage.steps.writer import DirectoryWriter
+from emergency_ckpt.storage.directory_writer import DirectoryWriter
 from emergency_ckpt.types import SaveId
 
 

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 
     from emergency_ckpt.config.policies import PreservationPolicy, SaveEvery
     from emergency_ckpt.config.settings import HostStateRemap
-    from emergency_ckpt.core.placement.placement_policies import PlacementPolicy
-    from emergency_ckpt.core.save.retention_rules import NonFinite
+    from emergency_ckpt.core.placement import PlacementPolicy
+    from emergency_ckpt.core.save.save_rules import NonFinite
     from emergency_ckpt.core.save.snapshot_plan import DeviceReads
     from emergency_ckpt.observer import OnEvent
     from emergency_ckpt.types import OnPreemption, Requirement

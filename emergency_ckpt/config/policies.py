@@ -16,8 +16,12 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol, cast
 
-from emergency_ckpt.core.save.retention_rules import StepRecord, metric_number, wanted_by_fields
-from emergency_ckpt.core.save.save_rules import StepRules
+from emergency_ckpt.core.save.save_rules import (
+    StepRecord,
+    StepRules,
+    metric_number,
+    wanted_by_fields,
+)
 from emergency_ckpt.core.save.timing import (
     Continuous,
     EverySeconds,

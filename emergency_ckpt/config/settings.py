@@ -29,8 +29,8 @@ from emergency_ckpt.config.validation import (
     made_observer,
     save_problems,
 )
-from emergency_ckpt.core.placement.placement_policies import AllButPrimary, PlacementPolicy
-from emergency_ckpt.core.save.retention_rules import NonFinite
+from emergency_ckpt.core.placement import AllButPrimary, PlacementPolicy
+from emergency_ckpt.core.save.save_rules import NonFinite
 from emergency_ckpt.core.save.snapshot_plan import DeviceReads
 from emergency_ckpt.core.stall import TimeLimits
 from emergency_ckpt.errors import ConfigError

@@ -23,7 +23,7 @@ from etils import epath
 from emergency_ckpt.config.policies import parts_of
 from emergency_ckpt.config.table import LONGEST_TIME_S, is_whole_number, settings_table
 from emergency_ckpt.core.limits import NAME_PATTERN
-from emergency_ckpt.core.placement.placement_policies import PlacementPolicy
+from emergency_ckpt.core.placement import PlacementPolicy
 from emergency_ckpt.core.save.timing import TimingRule
 from emergency_ckpt.errors import ConfigError
 from emergency_ckpt.events import Event

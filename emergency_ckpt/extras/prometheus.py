@@ -29,11 +29,11 @@ class Prometheus(Observer):
         if importlib.util.find_spec("prometheus_client") is None:
             hint = "pip install 'emergency-ckpt[metrics]'"
             raise ConfigError([f"metrics for Prometheus need prometheus-client: {hint}"])
-        from emergency_ckpt.extras.metrics import prometheus  # noqa: PLC0415 - an optional package
+        from emergency_ckpt.extras import prometheus_server  # noqa: PLC0415 - an optional package
 
         self._port = port
-        self._module = prometheus
-        self._servers: list[prometheus.MetricsServer | None] = []
+        self._module = prometheus_server
+        self._servers: list[prometheus_server.MetricsServer | None] = []
         """One entry for each checkpointer that has begun: its server, or None before ``join``."""
 
     def __call__(self, event: Event) -> None:

@@ -16,7 +16,7 @@ from math import prod
 from typing import NamedTuple
 
 from emergency_ckpt.core.boxes import volume
-from emergency_ckpt.core.placement.placement_policies import (
+from emergency_ckpt.core.placement import (
     HeldLeaves,
     Holders,
     Topology,

@@ -10,8 +10,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 from absl import logging
 
-from emergency_ckpt.core.save.retention_rules import metric_number
-from emergency_ckpt.core.save.save_rules import plain_metrics
+from emergency_ckpt.core.save.save_rules import metric_number, plain_metrics
 from emergency_ckpt.errors import CorruptData, HostStateError, StepNotFound
 from emergency_ckpt.orbax.saved_tree import by_path
 from emergency_ckpt.restore.steps import StepDescription

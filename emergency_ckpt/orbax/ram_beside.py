@@ -21,8 +21,8 @@ from absl import logging
 from emergency_ckpt.checkpointer import EmergencyCheckpointer
 from emergency_ckpt.cluster.coordination import connect_start, decode_each, decode_message
 from emergency_ckpt.cluster.left_processes import leaving
+from emergency_ckpt.cluster.membership import tell_problem
 from emergency_ckpt.cluster.round import Round, agree
-from emergency_ckpt.cluster.start_agreement import tell_problem
 from emergency_ckpt.config import Config, run_id_of
 from emergency_ckpt.config.settings import default_local_dir
 from emergency_ckpt.config.validation import listeners_of

@@ -15,7 +15,7 @@ from jax.experimental.layout import Format
 from emergency_ckpt.state.dtypes import dtype_named
 from emergency_ckpt.state.materialize import layout_of
 from emergency_ckpt.state.tree import PyTree, is_key_type, is_python_number, path_of
-from emergency_ckpt.storage.item.state import tree_of
+from emergency_ckpt.storage.item import tree_of
 from emergency_ckpt.types import LeafSpec
 
 _DIFFERS = "User-provided restore item and on-disk value metadata tree structures do not match"

@@ -14,8 +14,8 @@
    from then on the step counts on this process.
 5. ``note_complete`` records that the step is complete on all processes; its predecessor's slot is
    then free.
-6. ``other_runs`` removes the oldest unused run when room is needed; ``deletion`` removes only files
-   that this package names.
+6. ``leftovers`` removes the oldest unused run when room is needed: only files that this package
+   names.
 
 Guaranteed: a crash at any instant leaves the previous step complete; a published slot is not
 changed; one writer per directory, whose lock ends with its process; no directory is deleted while a
@@ -34,8 +34,8 @@ from typing import TYPE_CHECKING
 from emergency_ckpt.faces import face_of
 
 if TYPE_CHECKING:
+    from emergency_ckpt.ram.leftovers import OtherRuns, left_runs, remove_run
     from emergency_ckpt.ram.manifest import build_contents, contents_digest
-    from emergency_ckpt.ram.other_runs import OtherRuns, left_runs, remove_run
     from emergency_ckpt.ram.tier import LocalTier
 
 __all__ = [
@@ -51,9 +51,9 @@ __getattr__ = face_of(
     __name__,
     {
         "LocalTier": "tier",
-        "OtherRuns": "other_runs",
-        "left_runs": "other_runs",
-        "remove_run": "other_runs",
+        "OtherRuns": "leftovers",
+        "left_runs": "leftovers",
+        "remove_run": "leftovers",
         "build_contents": "manifest",
         "contents_digest": "manifest",
     },

@@ -25,10 +25,9 @@ from emergency_ckpt.core.restore.inventory import (
 from emergency_ckpt.core.timeline import Timeline, number_of
 from emergency_ckpt.errors import NotHeld, StepNotFound
 from emergency_ckpt.ram.manifest import Published
-from emergency_ckpt.ram.prefault import SlotMemory
 from emergency_ckpt.ram.process_directory import ProcessDirectory, QuarantineRecord
 from emergency_ckpt.ram.process_files import file_name, newest_chain
-from emergency_ckpt.ram.slots import Slot
+from emergency_ckpt.ram.slots import Slot, SlotMemory
 from emergency_ckpt.ram.step_reader import DocumentCopy, RamStep, SlotCopy
 from emergency_ckpt.types import Contents, SaveId, ShardEntry
 

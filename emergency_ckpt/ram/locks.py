@@ -27,12 +27,12 @@ from emergency_ckpt.core.limits import MAX_DIRECTORIES_PER_RUN, MAX_SMALL_FILE_B
 from emergency_ckpt.errors import ConfigError, CorruptData, LocalTierError
 from emergency_ckpt.forked import drop_in_child
 from emergency_ckpt.json_decoders import decoder_of
-from emergency_ckpt.ram.deletion import LEDGER, MANIFEST_END, delete_contents
 from emergency_ckpt.ram.ownership import (
     ensure_run_directory,
     open_process_directory,
     open_to_delete,
 )
+from emergency_ckpt.ram.process_files import LEDGER, MANIFEST_END, delete_contents
 
 OWNER_LOCK = "owner.lock"
 READER_LOCK = "reader.lock"

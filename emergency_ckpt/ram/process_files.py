@@ -2,7 +2,8 @@
 
 A trainer may own the directory, write to it and delete it meanwhile. Each file that counts is
 published by a rename, so it is read as a whole or not at all; a slot's bytes are what a reader
-compares with their CRCs. Nothing here takes a lock or changes a file.
+compares with their CRCs. Nothing here takes a lock, and ``delete_contents`` alone changes files:
+only those that this package names.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -28,7 +29,6 @@ from emergency_ckpt.core.limits import (
 from emergency_ckpt.core.restore.inventory import HeldHostState, RestoredSave
 from emergency_ckpt.core.timeline import Timeline, check_save, newest, problem_of
 from emergency_ckpt.errors import CorruptData
-from emergency_ckpt.ram.deletion import HOST_STATE_DIRECTORY, LEDGER
 from emergency_ckpt.ram.manifest import Published, decode_manifest, end_of
 from emergency_ckpt.ram.ownership import open_process_directory
 from emergency_ckpt.state.host_state import HostStateDocument, decode, document_name
@@ -239,3 +239,48 @@ def why_too_short(number: int, published: Published, size_bytes: int) -> Corrupt
         expected=f"at least {needed} bytes",
         actual=f"{size_bytes} bytes",
     )
+
+
+HOST_STATE_DIRECTORY = "host_state"
+QUARANTINE_DIRECTORY = "quarantine"
+LEDGER = "ledger.json"
+MANIFEST_END = ".manifest.json"
+
+# Published names first, so that an interrupted deletion leaves nothing that counts.
+_DELETE_ORDER = (
+    re.compile(r"slot_\d{1,2}" + re.escape(MANIFEST_END)),
+    re.compile(re.escape(LEDGER)),
+    re.compile(r"slot_\d{1,2}\.bin"),
+    re.compile(re.escape(files.TEMPORARY_PREFIX) + r".*"),
+)
+_HOST_STATE_SAVE = re.compile(r"[A-Za-z0-9._-]{1,160}")
+_HOST_STATE_FILE = re.compile(r"process_\d{5,10}_of_\d{5,10}\.json|\.tmp-.*")
+_QUARANTINE_FILE = re.compile(r"[A-Za-z0-9._-]{1,160}\.json|\.tmp-.*")
+
+
+def delete_contents(dir_fd: int) -> None:
+    """Delete the files of this package in a process directory, except its locks. OSError."""
+    names = os.listdir(dir_fd)
+    for pattern in _DELETE_ORDER:
+        for name in names:
+            if pattern.fullmatch(name):
+                files.remove(name, dir_fd)
+    _delete_tree(HOST_STATE_DIRECTORY, dir_fd, (_HOST_STATE_SAVE, _HOST_STATE_FILE))
+    _delete_tree(QUARANTINE_DIRECTORY, dir_fd, (_QUARANTINE_FILE,))
+
+
+def _delete_tree(name: str, parent_fd: int, levels: Sequence[re.Pattern[str]]) -> None:
+    try:
+        dir_fd = files.open_directory(name, parent_fd=parent_fd)
+    except OSError:
+        return  # absent, or not ours: then its parent stays too
+    with files.closing(dir_fd):
+        for entry in os.listdir(dir_fd):
+            if not levels[0].fullmatch(entry):
+                continue
+            if len(levels) > 1:
+                _delete_tree(entry, dir_fd, levels[1:])
+            else:
+                files.remove(entry, dir_fd)
+        with contextlib.suppress(OSError):
+            os.rmdir(name, dir_fd=parent_fd)

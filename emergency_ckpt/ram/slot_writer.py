@@ -25,8 +25,7 @@ from emergency_ckpt.ram.manifest import (
 from emergency_ckpt.ram.process_directory import ProcessDirectory
 from emergency_ckpt.ram.process_files import manifest_name
 from emergency_ckpt.ram.slots import Slot
-from emergency_ckpt.state.mapped import MappedMemory
-from emergency_ckpt.state.pins import Pin
+from emergency_ckpt.state.mapped import MappedMemory, Pin
 from emergency_ckpt.types import Contents, SaveId, Writer
 
 

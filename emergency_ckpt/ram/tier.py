@@ -25,9 +25,7 @@ from emergency_ckpt.core.timeline import Timeline
 from emergency_ckpt.errors import CheckpointError, LocalTierError, NotHeld, RamdiskFull, SlotBusy
 from emergency_ckpt.ram import locks as claims
 from emergency_ckpt.ram.held_saves import HeldSaves
-from emergency_ckpt.ram.old_lives import claim_or_wait
-from emergency_ckpt.ram.other_runs import OtherRuns
-from emergency_ckpt.ram.prefault import Prefaulter, SlotMemory
+from emergency_ckpt.ram.leftovers import OtherRuns, claim_or_wait
 from emergency_ckpt.ram.process_directory import ProcessDirectory
 from emergency_ckpt.ram.slot_choice import (
     SLOTS_AT_REST,
@@ -38,9 +36,8 @@ from emergency_ckpt.ram.slot_choice import (
     surplus_slots,
 )
 from emergency_ckpt.ram.slot_writer import SlotWriter
-from emergency_ckpt.ram.slots import Slot, check_room, whole_pages
-from emergency_ckpt.state.mapped import Mapper
-from emergency_ckpt.state.pins import Pin
+from emergency_ckpt.ram.slots import Prefaulter, Slot, SlotMemory, check_room, whole_pages
+from emergency_ckpt.state.mapped import Mapper, Pin
 from emergency_ckpt.types import LOCAL, Contents, SaveId, TierName, Writer
 
 __all__ = ["LocalTier", "SlotWriter"]

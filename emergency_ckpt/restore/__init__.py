@@ -8,7 +8,7 @@ it.
    after each failure, until all are done. The leader reads manifests in RAM by ``holders``.
 3. ``storage_load`` reads a step in storage: each stored chunk is read by one process, and checked
    against the CRCs of capture time. A process reads its part into the slot that will have all that
-   the process keeps (``cluster.loaded_part``). Then the step is restored as a step in RAM.
+   the process keeps (``LoadedPart``). Then the step is restored as a step in RAM.
 4. ``shards`` verifies a process's own shards in place and gives their memory to JAX. The process
    itself chooses among the holders of the shards that it lacks. If any shard must be fetched, all
    that the process keeps goes into one free slot: own shards are copied, others are received with

@@ -56,9 +56,9 @@ from emergency_ckpt.restore.rounds import (
     Status,
 )
 from emergency_ckpt.restore.storage_load import LoadPlan, loaded_copies, plan_load
-from emergency_ckpt.storage.steps.folders import INSPECTED_AT_ONCE
-from emergency_ckpt.storage.steps.inspection import FoundStep
-from emergency_ckpt.storage.steps.stored import StoredView
+from emergency_ckpt.storage.inspection import FoundStep
+from emergency_ckpt.storage.step_folders import INSPECTED_AT_ONCE
+from emergency_ckpt.storage.steps import StoredView
 from emergency_ckpt.storage.tier import PersistentTier
 from emergency_ckpt.types import PERSISTENT, SaveId
 

@@ -12,7 +12,7 @@ from emergency_ckpt.cluster.round import Series
 from emergency_ckpt.cluster.shard_source import ProcessHoldings
 from emergency_ckpt.cluster.timelines import StoredChain, Timelines
 from emergency_ckpt.config import Config
-from emergency_ckpt.core.placement.placement_policies import RetainedShards
+from emergency_ckpt.core.placement import RetainedShards
 from emergency_ckpt.core.restore.plan_types import NoPlan, Rejection
 from emergency_ckpt.core.timeline import Timeline
 from emergency_ckpt.errors import (

@@ -37,10 +37,10 @@ import numpy.typing as npt
 
 from emergency_ckpt import _native
 from emergency_ckpt.cluster.coordination import deadline_left_s
-from emergency_ckpt.cluster.loaded_part import LoadedPart, Scratch
 from emergency_ckpt.cluster.peers import fetch_contents
+from emergency_ckpt.cluster.shard_source import LoadedPart, Scratch
 from emergency_ckpt.core.boxes import describe, divide, relative, shape_of, slices, volume
-from emergency_ckpt.core.placement.placement_policies import RetainedShards
+from emergency_ckpt.core.placement import RetainedShards
 from emergency_ckpt.core.restore.inventory import Quarantined
 from emergency_ckpt.core.restore.part import (
     fetch_groups,

@@ -14,10 +14,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import msgspec
 
 from emergency_ckpt._native import Mapping as Mapped
-from emergency_ckpt.cluster.loaded_part import LoadedPart, Scratch
+from emergency_ckpt.cluster.shard_source import LoadedPart, Scratch
 from emergency_ckpt.core.boxes import BoxIndex, intersect, volume
 from emergency_ckpt.core.limits import ProcessIndex
-from emergency_ckpt.core.placement.placement_policies import RetainedShards
+from emergency_ckpt.core.placement import RetainedShards
 from emergency_ckpt.core.restore.inventory import Inventory, Quarantined
 from emergency_ckpt.core.restore.leaves import PYTHON_NUMBERS
 from emergency_ckpt.core.restore.plan_types import Rejection, RestorePlan, TargetSet

@@ -8,7 +8,7 @@ import threading
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from emergency_ckpt.core.save.retention_rules import NonFinite
+from emergency_ckpt.core.save.save_rules import NonFinite
 from emergency_ckpt.core.wording import few
 from emergency_ckpt.events import EventSink
 from emergency_ckpt.save.vote import CHANGED, Ballot

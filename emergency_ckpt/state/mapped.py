@@ -6,7 +6,8 @@ The owner of a slot calls ``want``, then ``map`` for each range of ``missing``, 
 thread. Where a mapping is refused, what is mapped by then stays, and the rest of the memory works
 by the fallback. Readers and writers hold ``transfer`` while a device may touch the memory. A
 restore calls ``wait`` before it sends: unmapped memory moves at a twentieth of the link's rate. The
-owner calls ``unmap`` before the file shrinks, goes or is handed on.
+owner calls ``unmap`` before the file shrinks, goes or is handed on. ``Pins`` name the memory that
+must not be written, for as long as somebody may read it.
 
 All of it does nothing without a ``Mapper``, and in a forked child: the devices, and what they have
 mapped, are the parent's.
@@ -19,11 +20,16 @@ import mmap
 import os
 import threading
 import time
+import weakref
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Generator, Iterable
 from typing import Protocol
 
+import numpy as np
+import numpy.typing as npt
+
+from emergency_ckpt._native import Mapping
 from emergency_ckpt.errors import DeadlineExceeded, LocalTierError
 
 PIECE_BYTES = 256 << 20
@@ -242,3 +248,55 @@ class MappedMemory:
         with self._changed:
             self._transfers -= 1
             self._changed.notify_all()
+
+
+class Pins:
+    """The pins of some memory that have not ended.
+
+    A client of storage that was given up may still read. The last view of it may end in any thread,
+    in a garbage collection while that thread holds a lock, and at interpreter exit. So the end of a
+    pin only appends to a deque, which takes no lock, and ``count`` subtracts.
+    """
+
+    def __init__(self) -> None:
+        self._begun = 0
+        self._ended: deque[None] = deque()
+
+    def pin(self, mapping: Mapping) -> Pin:
+        """Return a new pin of ``mapping``. The caller holds a lock."""
+        self._begun += 1
+        return Pin(mapping, self._ended)
+
+    def count(self) -> int:
+        """Return the number of pins that have not ended. The caller holds a lock."""
+        while self._ended:
+            self._ended.popleft()
+            self._begun -= 1
+        return self._begun
+
+
+class Pin:
+    """Keeps memory as it is until ``end``; else while this object or a view of it is alive."""
+
+    def __init__(self, mapping: Mapping, ended: deque[None]) -> None:
+        self._mapping = mapping
+        self._reader = _Reader()
+        self._end = weakref.finalize(self._reader, ended.append, None)
+        self._end.atexit = False
+
+    def view(self, offset: int, nbytes: int) -> npt.NDArray[np.uint8]:
+        """Return a read-only uint8 array [nbytes] without a copy."""
+        return self._mapping.view(offset, nbytes, self._reader)
+
+    def end(self) -> None:
+        """Release the memory though views may be alive: nobody reads them. Idempotent; any thread.
+
+        Views may be in reference cycles until the next garbage collection.
+        """
+        self._end()
+
+
+class _Reader:
+    """Owns the views of one pin."""
+
+    __slots__ = ("__weakref__",)

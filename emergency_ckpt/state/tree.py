@@ -16,7 +16,7 @@ from jax.sharding import AbstractMesh, NamedSharding
 
 from emergency_ckpt.core.boxes import whole
 from emergency_ckpt.core.limits import MAX_PATH_CHARS
-from emergency_ckpt.core.placement.placement_policies import HeldLeaves
+from emergency_ckpt.core.placement import HeldLeaves
 from emergency_ckpt.core.restore.leaves import PYTHON_NUMBERS
 from emergency_ckpt.core.shard_layout import DTYPE_ITEM_BYTES
 from emergency_ckpt.errors import InvalidState

@@ -1,13 +1,13 @@
 """The persistent tier: one sharded copy of a step in Orbax's format, and our marker beside it.
 
-A save, on the processes that ``placement_policies.writers`` chooses:
+A save, on the processes that ``core.placement.writers`` chooses:
 
-1. ``steps.writer`` clears the step's place: remains and rolled-back steps of the same number are
-   removed. Where a step of this number counts, the save fails.
+1. ``directory_writer`` clears the step's place: remains and rolled-back steps of the same number
+   are removed. Where a step of this number counts, the save fails.
 2. Each process writes its host state.
 3. ``step_writer`` has ``item`` write the tensors from host memory, and commits them as Orbax does.
 4. ``tier.finish`` writes the CRC32Cs of capture time, then ``marker.json``; the step counts from
-   the version of the log that lists the step (``steps.writer``).
+   the version of the log that lists the step (``directory_writer``).
 
 A restore: ``steps`` lists the steps and checks their markers; ``orbax_reader`` reads boxes. Tools
 read a step through ``step_reader``, and write a step from another tier with ``tier.publish``.
@@ -35,11 +35,10 @@ from typing import TYPE_CHECKING
 from emergency_ckpt.faces import face_of
 
 if TYPE_CHECKING:
-    from emergency_ckpt.storage.directory import StorageDirectory
+    from emergency_ckpt.storage.directory import StorageDirectory, probe_storage
+    from emergency_ckpt.storage.directory_writer import DirectoryWriter
     from emergency_ckpt.storage.log import LogRead, StepLog
     from emergency_ckpt.storage.marker import StepMarker
-    from emergency_ckpt.storage.probe import probe_storage
-    from emergency_ckpt.storage.steps.writer import DirectoryWriter
     from emergency_ckpt.storage.tier import PersistentTier
 
 __all__ = [
@@ -57,10 +56,10 @@ __getattr__ = face_of(
     {
         "PersistentTier": "tier",
         "StorageDirectory": "directory",
-        "DirectoryWriter": "steps.writer",
+        "DirectoryWriter": "directory_writer",
         "StepLog": "log",
         "LogRead": "log",
         "StepMarker": "marker",
-        "probe_storage": "probe",
+        "probe_storage": "directory",
     },
 )

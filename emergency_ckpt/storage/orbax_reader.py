@@ -28,14 +28,14 @@ from emergency_ckpt.core.boxes import CHUNK_BYTES, relative, shape_of, slices, s
 from emergency_ckpt.core.restore.leaves import stored_name
 from emergency_ckpt.core.restore.storage_read import StoredArray
 from emergency_ckpt.core.stall import USUAL_PIECE_BYTES
+from emergency_ckpt.core.step_names import MANIFEST, TREE
 from emergency_ckpt.core.wording import few
 from emergency_ckpt.errors import ConfigError, CorruptData
 from emergency_ckpt.state.tree import path_of
 from emergency_ckpt.storage.calls import NOT_IN_TIME, is_damage
 from emergency_ckpt.storage.chunks import ChunkIndex, FileBox, Sink, read_into
 from emergency_ckpt.storage.directory import is_there, text_of
-from emergency_ckpt.storage.orbax_names import MANIFEST, TREE
-from emergency_ckpt.storage.steps.folders import ITEMS
+from emergency_ckpt.storage.step_folders import ITEMS
 from emergency_ckpt.types import Box, LeafSpec, ShardId
 from emergency_ckpt.work_progress import WorkProgress
 

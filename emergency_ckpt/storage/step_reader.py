@@ -18,7 +18,7 @@ from emergency_ckpt.core.shard_layout import DTYPE_ITEM_BYTES
 from emergency_ckpt.errors import CorruptData
 from emergency_ckpt.state.dtypes import dtype_named
 from emergency_ckpt.storage.calls import read_twice
-from emergency_ckpt.storage.steps.inspection import FoundStep
+from emergency_ckpt.storage.inspection import FoundStep
 from emergency_ckpt.tier import Array, HeldDocument, ShardCopies
 from emergency_ckpt.types import Box, LeafSpec, SaveId, ShardId
 

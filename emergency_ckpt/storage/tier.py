@@ -38,6 +38,13 @@ from emergency_ckpt.errors import (
 from emergency_ckpt.state.host_state import decode, document_name
 from emergency_ckpt.storage.calls import read_twice
 from emergency_ckpt.storage.directory import StorageDirectory
+from emergency_ckpt.storage.directory_writer import (
+    DirectoryWriter,
+    delete_step,
+    remove_tensors,
+    temporary_folders,
+)
+from emergency_ckpt.storage.inspection import FoundStep
 from emergency_ckpt.storage.marker import (
     CHECKSUMS_NAME,
     HOST_STATE,
@@ -52,14 +59,7 @@ from emergency_ckpt.storage.marker import (
 from emergency_ckpt.storage.meetings import WRITTEN, Meet, meet_nobody, new_attempt
 from emergency_ckpt.storage.pinned import Pinned
 from emergency_ckpt.storage.step_reader import StoredStepReader
-from emergency_ckpt.storage.steps.inspection import FoundStep
-from emergency_ckpt.storage.steps.stored import StoredSteps
-from emergency_ckpt.storage.steps.writer import (
-    DirectoryWriter,
-    delete_step,
-    remove_tensors,
-    temporary_folders,
-)
+from emergency_ckpt.storage.steps import StoredSteps
 from emergency_ckpt.tier import StepReader
 from emergency_ckpt.types import PERSISTENT, LeafSpec, OrbaxStep, SaveId, ShardId, TierName
 from emergency_ckpt.work_progress import WorkProgress
@@ -205,7 +205,7 @@ class PersistentTier:
     def _publish(
         self, step: StepReader, documents: Mapping[int, bytes], life: str, chain: Timeline | None
     ) -> None:
-        from emergency_ckpt.storage.item.state import late_items  # noqa: PLC0415
+        from emergency_ckpt.storage.item import late_items  # noqa: PLC0415
 
         save, writer = step.save, self._own_writer()
         orbax = decode(documents[0]).orbax if documents else OrbaxStep()
@@ -253,7 +253,7 @@ class PersistentTier:
         return {}
 
     def _structure_of(self, item: epath.Path) -> Any:
-        from emergency_ckpt.storage.item.state import read_structure  # noqa: PLC0415
+        from emergency_ckpt.storage.item import read_structure  # noqa: PLC0415
 
         below = f"/{item.parent.name}/{item.name}"
         return self.storage.do("describe", below, lambda: read_structure(item))
@@ -413,7 +413,7 @@ class PersistentTier:
         ``attempt``: as ``new_attempt`` returns it; several writers must agree on one name.
         ``progress``: counts written bytes, and extends the deadline; None: the deadline of a call.
         """
-        from emergency_ckpt.storage.item.state import item_state  # noqa: PLC0415
+        from emergency_ckpt.storage.item import item_state  # noqa: PLC0415
 
         state = item_state(tree, shards, holders or writers)
         items = self._items_of(orbax)
@@ -433,7 +433,7 @@ class PersistentTier:
         """Write items as Orbax's step; ``states`` as of ``StepWriter``, the rest as above."""
         import jax  # noqa: PLC0415
 
-        from emergency_ckpt.storage.item.array_writes import (  # noqa: PLC0415
+        from emergency_ckpt.storage.array_writes import (  # noqa: PLC0415
             ArrayWrites,
             release_pages,
         )

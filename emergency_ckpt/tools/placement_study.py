@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import comb
 
 from emergency_ckpt.core.limits import MAX_LOST_HOSTS, MAX_SLICES
-from emergency_ckpt.core.placement.placement_policies import (
+from emergency_ckpt.core.placement import (
     ALL_BUT_PRIMARY,
     AllButPrimary,
     PlacementPolicy,

@@ -26,11 +26,7 @@ from emergency_ckpt.core.save.timing import Repeats
 from emergency_ckpt.forked import drop_in_child
 from emergency_ckpt.run_secret import Credentials
 from emergency_ckpt.transfer import wire
-from emergency_ckpt.transfer.security.handshake import (
-    NotProved,
-    ServerHandshake,
-    SessionKeys,
-)
+from emergency_ckpt.transfer.handshake import NotProved, ServerHandshake, SessionKeys
 
 _ACCEPTED_AT_ONCE = 64
 _RETRY_S = 0.1

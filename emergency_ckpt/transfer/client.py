@@ -1,24 +1,40 @@
-"""The client of the transfer protocol: fetch from peers, and push host states to them."""
+"""The client of the transfer protocol: fetch from peers, and push host states to them.
+
+``Fetch`` is one fetch: requests that several streams to one source share, straight into a mapping.
+"""
 
 from __future__ import annotations
 
+import threading
+import time
+from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
+from absl import logging
 
+from emergency_ckpt import _native
 from emergency_ckpt._native import Mapping
-from emergency_ckpt.core.limits import MAX_HOST_STATE_BYTES, MAX_INVENTORY_BYTES, MAX_MANIFEST_BYTES
+from emergency_ckpt.core.limits import (
+    MAX_HOST_STATE_BYTES,
+    MAX_INVENTORY_BYTES,
+    MAX_MANIFEST_BYTES,
+    MAX_RANGES,
+)
 from emergency_ckpt.core.restore.inventory import HolderInventory
-from emergency_ckpt.errors import HostStateTooLarge, ProtocolViolation
+from emergency_ckpt.errors import (
+    CheckpointError,
+    HostStateTooLarge,
+    ProtocolViolation,
+    TransferError,
+)
 from emergency_ckpt.json_decoders import Decoder
 from emergency_ckpt.run_secret import Credentials
-from emergency_ckpt.transfer import wire
-from emergency_ckpt.transfer.fetch import Fetch
-from emergency_ckpt.transfer.pool import ConnectionPool
-from emergency_ckpt.transfer.security import handshake
+from emergency_ckpt.transfer import handshake, wire
+from emergency_ckpt.transfer.pool import ConnectionPool, NotConnected
 from emergency_ckpt.transfer.source import ShardTarget
-from emergency_ckpt.transfer.stream import Stream, constant_timeout
+from emergency_ckpt.transfer.stream import Stream, constant_timeout, timeout_until
 from emergency_ckpt.types import SaveId
 
 
@@ -185,3 +201,229 @@ class TransferClient:
         if isinstance(reply, wire.Failure):
             raise handshake.Refused(reply)
         return reply
+
+
+OPERATION = "fetch shards"
+MIN_REQUEST_BYTES = 4 * wire.MIB
+MAX_REQUEST_BYTES = 64 * wire.MIB
+_REQUESTS_PER_STREAM = 4  # so that a fast stream can take over from a slow one
+
+
+class Part(NamedTuple):
+    """A range of one wanted shard: position in the list, first byte in the shard, length."""
+
+    position: int
+    start: int
+    nbytes: int
+
+
+def requests_for(targets: Sequence[ShardTarget], streams: int) -> list[list[Part]]:
+    """Divide the wanted shards into requests of about equal size and at most MAX_RANGES parts.
+
+    Large shards are divided, small ones grouped; each byte is in exactly one part. Empty shards
+    need no request.
+    """
+    total = sum(target.nbytes for target in targets)
+    share = -(-total // (streams * _REQUESTS_PER_STREAM))
+    size = min(max(share, MIN_REQUEST_BYTES), MAX_REQUEST_BYTES)
+    result: list[list[Part]] = []
+    parts: list[Part] = []
+    room = size
+    for position, target in enumerate(targets):
+        start = 0
+        while start < target.nbytes:
+            count = min(target.nbytes - start, room)
+            parts.append(Part(position, start, count))
+            start += count
+            room -= count
+            if room == 0 or len(parts) == MAX_RANGES:
+                result.append(parts)
+                parts, room = [], size
+    return [*result, parts] if parts else result
+
+
+class Fetch:
+    """Fetches ``targets`` from one address; ``run`` blocks and may be called once.
+
+    After ``run`` has returned or raised, no thread writes to ``into``, or calls ``on_shard``.
+    """
+
+    def __init__(
+        self,
+        pool: ConnectionPool,
+        address: str,
+        digest: str,
+        targets: Sequence[ShardTarget],
+        into: Mapping,
+        *,
+        streams: int,
+        deadline_s: float,
+        io_timeout_s: float,
+        on_bytes: Callable[[int], None],
+        on_shard: Callable[[int, int], None],
+    ) -> None:
+        self._pool = pool
+        self._address = address
+        self._digest = digest
+        self._targets = targets
+        self._into = into
+        self._deadline_s = time.monotonic() + deadline_s
+        self._timeout = timeout_until(self._deadline_s, io_timeout_s, "fetch")
+        self._on_bytes = on_bytes
+        self._on_shard = on_shard
+        self._lock = threading.Lock()
+        self._requests = deque(requests_for(targets, streams))
+        self._stream_count = min(streams, len(self._requests))
+        self._active: set[Stream] = set()
+        self._error: BaseException | None = None
+        self._not_connected: NotConnected | None = None
+        self._received_bytes = 0
+        self._crcs: list[dict[int, tuple[int, int]]] = [{} for _ in targets]
+
+    def run(self) -> list[int]:
+        """Return the CRC32C of each wanted shard as received, or raise the first error."""
+        self._run_streams(self._stream_count)
+        # A busy server may refuse streams, at first all of them. A round that received bytes is
+        # followed by another one for the rest; a round that received none is the last.
+        while self._error is None and self._requests:
+            before = self._received_bytes
+            self._run_streams(1)
+            if self._received_bytes == before and self._not_connected is not None:
+                self._error = self._error or self._not_connected
+        if self._error is not None:
+            raise self._explained(self._error) from self._error.__cause__
+        return [self._combined(position) for position in range(len(self._targets))]
+
+    def _run_streams(self, count: int) -> None:
+        """Run threads until all have ended."""
+        threads = [
+            threading.Thread(
+                target=self._run_stream, name=f"fetch {self._address} {index}", daemon=True
+            )
+            for index in range(count)
+        ]
+        # This ends, since each wait of a thread has the fetch's deadline. Whatever ends the starts
+        # or interrupts the wait must not leave a thread behind that writes to the caller's mapping.
+        try:
+            self._start(threads)
+        except BaseException as error:  # noqa: BLE001  raised by run, after the wait
+            self._fail(error)
+        while alive := [thread for thread in threads if thread.is_alive()]:
+            try:
+                for thread in alive:
+                    thread.join()
+            except KeyboardInterrupt as interrupt:
+                self._fail(interrupt)
+
+    def _start(self, threads: Sequence[threading.Thread]) -> None:
+        """Start as many of the threads as the process can have; they take all requests."""
+        for started, thread in enumerate(threads):
+            try:
+                thread.start()
+            except RuntimeError as error:
+                if started == 0:
+                    raise TransferError(
+                        OPERATION, self._address, "no thread can start", actual=str(error)
+                    ) from error
+                logging.warning("%s: %d streams of %d: %s", OPERATION, started, len(threads), error)
+                return
+
+    def _run_stream(self) -> None:
+        while (parts := self._next()) is not None:
+            try:
+                self._pool.call(
+                    OPERATION,
+                    self._address,
+                    lambda stream, parts=parts: self._exchange(stream, parts),
+                    connect_within_s=max(self._deadline_s - time.monotonic(), 0),
+                )
+            except NotConnected as error:
+                logging.info("%s: one stream less: %s", OPERATION, error)
+                with self._lock:
+                    self._not_connected = error
+                    self._requests.append(parts)
+                return
+            except BaseException as error:  # noqa: BLE001  raised by run, in the caller's thread
+                self._fail(error)
+                return
+
+    def _next(self) -> list[Part] | None:
+        with self._lock:
+            if self._error is not None or not self._requests:
+                return None
+            return self._requests.popleft()
+
+    def _exchange(self, stream: Stream, parts: list[Part]) -> None:
+        with self._lock:
+            if self._error is not None:
+                raise ConnectionAbortedError("another stream of this fetch failed")
+            self._active.add(stream)
+        try:
+            self._transfer(stream, parts)
+        finally:
+            with self._lock:
+                self._active.discard(stream)
+
+    def _transfer(self, stream: Stream, parts: list[Part]) -> None:
+        targets = [self._targets[part.position] for part in parts]
+        ranges = [
+            (target.shard, part.start, part.nbytes)
+            for target, part in zip(targets, parts, strict=True)
+        ]
+        stream.send_frame(wire.GetShards(digest=self._digest, ranges=ranges), self._timeout())
+        reply = stream.receive_frame(wire.BODY, self._timeout())
+        if isinstance(reply, wire.Failure):
+            raise handshake.Refused(reply)
+        total = sum(part.nbytes for part in parts)
+        if reply.nbytes != total:
+            raise ProtocolViolation(
+                OPERATION, self._address, "another length", expected=total, actual=reply.nbytes
+            )
+        places = [
+            (target.offset + part.start, part.nbytes)
+            for target, part in zip(targets, parts, strict=True)
+        ]
+        crcs = stream.receive_ranges(self._into, places, self._timeout, self._count)
+        with self._lock:
+            for part, crc in zip(parts, crcs, strict=True):
+                self._crcs[part.position][part.start] = (crc, part.nbytes)
+            whole = [
+                position
+                for position in sorted({part.position for part in parts})
+                if sum(nbytes for _, nbytes in self._crcs[position].values())
+                == self._targets[position].nbytes
+            ]
+        for position in whole:
+            self._on_shard(position, self._combined(position))
+
+    def _count(self, nbytes: int) -> None:
+        with self._lock:
+            self._received_bytes += nbytes
+        self._on_bytes(nbytes)
+
+    def _fail(self, error: BaseException) -> None:
+        with self._lock:
+            if self._error is None:
+                self._error = error
+            for stream in self._active:
+                stream.abort()  # wakes the other streams: the whole fetch has failed
+
+    def _explained(self, error: BaseException) -> BaseException:
+        if type(error) not in (TransferError, NotConnected):
+            return error
+        assert isinstance(error, CheckpointError)
+        total = sum(target.nbytes for target in self._targets)
+        return type(error)(
+            OPERATION,
+            self._address,
+            error.problem if error.actual is None else f"{error.problem}: {error.actual}",
+            expected=f"{total} bytes",
+            actual=f"{self._received_bytes} bytes",
+            hint="fetch from another holder",
+        )
+
+    def _combined(self, position: int) -> int:
+        crc = 0
+        for _, (part, nbytes) in sorted(self._crcs[position].items()):
+            crc = _native.crc32c_combine(crc, part, nbytes)
+        return crc

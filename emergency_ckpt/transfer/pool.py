@@ -17,8 +17,7 @@ from emergency_ckpt.errors import (
     TransferError,
 )
 from emergency_ckpt.run_secret import Credentials
-from emergency_ckpt.transfer import wire
-from emergency_ckpt.transfer.security import handshake
+from emergency_ckpt.transfer import handshake, wire
 from emergency_ckpt.transfer.stream import Stream, Timeout, timeout_until
 
 T = TypeVar("T")

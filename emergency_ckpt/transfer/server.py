@@ -29,7 +29,7 @@ from emergency_ckpt.forked import drop_in_child
 from emergency_ckpt.run_secret import Credentials
 from emergency_ckpt.transfer import wire
 from emergency_ckpt.transfer.accept import Accept
-from emergency_ckpt.transfer.security.handshake import SessionKeys, new_holder, seal
+from emergency_ckpt.transfer.handshake import SessionKeys, new_holder, seal
 from emergency_ckpt.transfer.source import Holdings
 from emergency_ckpt.transfer.stream import Stream, constant_timeout
 from emergency_ckpt.types import Contents

@@ -23,7 +23,7 @@ from emergency_ckpt.errors import ProtocolViolation
 from emergency_ckpt.forked import drop_in_child
 from emergency_ckpt.json_decoders import Decoder
 from emergency_ckpt.transfer import wire
-from emergency_ckpt.transfer.security.sealing import (
+from emergency_ckpt.transfer.sealing import (
     PIECE_BYTES,
     TAG_BYTES,
     Direction,

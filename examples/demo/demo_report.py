@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from rich.table import Table
 
 from emergency_ckpt.core.wording import size_text
-from emergency_ckpt.extras.event_log.records import LoggedEvent
+from emergency_ckpt.extras.event_log import LoggedEvent
 from emergency_ckpt.tools.report.figures import RunRecovery, recoveries_of
 from emergency_ckpt.tools.report.lives import ReportRun, lives_of, run_events, whole
 from emergency_ckpt.tools.report.page import page_of, write_whole

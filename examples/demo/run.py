@@ -21,8 +21,7 @@ from pathlib import Path
 from rich.console import Console
 
 from emergency_ckpt.errors import ConfigError
-from emergency_ckpt.extras.event_log.reader import LogTail
-from emergency_ckpt.extras.event_log.records import LoggedEvent
+from emergency_ckpt.extras.event_log import LoggedEvent, LogTail
 from emergency_ckpt.json_decoders import decoder_of
 from emergency_ckpt.tools.launch.job import JobSpec
 from emergency_ckpt.tools.signals import handling

@@ -22,7 +22,7 @@ from absl import logging
 
 from emergency_ckpt.checkpointer import EmergencyCheckpointer
 from emergency_ckpt.cluster.preemption import PREEMPTED_EXIT_CODE
-from emergency_ckpt.extras.event_log.log_writer import EventLog, open_event_log
+from emergency_ckpt.extras.event_log import EventLog, open_event_log
 from emergency_ckpt.extras.progress import report_step
 from emergency_ckpt.tools.job_environment import JobEnvironment
 from emergency_ckpt.tools.simulated_job import initialize_job

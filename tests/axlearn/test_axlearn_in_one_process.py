@@ -13,7 +13,7 @@ from faults import storage_fails
 from world import World, storage_lacks
 
 from emergency_ckpt.events import Event
-from emergency_ckpt.extras.event_log.reader import read_events
+from emergency_ckpt.extras.event_log import read_events
 from emergency_ckpt.observer import JobView, Observer
 
 MANY = 10_000

@@ -10,9 +10,8 @@ import pytest
 from drains import Drains
 
 from emergency_ckpt.errors import CheckpointError, DirectoryInUse
-from emergency_ckpt.storage import DirectoryWriter, step_writer
-from emergency_ckpt.storage.item import array_writes
-from emergency_ckpt.storage.item.array_writes import ArrayWrites
+from emergency_ckpt.storage import DirectoryWriter, array_writes, step_writer
+from emergency_ckpt.storage.array_writes import ArrayWrites
 from emergency_ckpt.storage.step_writer import StepWriter
 from emergency_ckpt.tools.draining.drain import Drained, drain
 from emergency_ckpt.tools.survey.places import Places

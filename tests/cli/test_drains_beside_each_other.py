@@ -12,7 +12,7 @@ from persistent_steps import POINTS, RUN_ID, complete_steps, life, save_over, va
 
 from emergency_ckpt.errors import DirectoryInUse, PersistentTierError
 from emergency_ckpt.storage import DirectoryWriter, PersistentTier, StorageDirectory
-from emergency_ckpt.storage.steps.stored import StoredSteps
+from emergency_ckpt.storage.steps import StoredSteps
 from emergency_ckpt.types import SaveId
 
 LONG_S = 60.0

@@ -12,7 +12,7 @@ from damage import damaged
 from memory_coordination import MemoryService, everywhere
 
 from emergency_ckpt.background import Failures
-from emergency_ckpt.cluster import left_processes, peers, start_agreement
+from emergency_ckpt.cluster import left_processes, membership, peers
 from emergency_ckpt.cluster import round as rounds_and_cells
 from emergency_ckpt.cluster.coordination import (
     Coordinator,
@@ -28,7 +28,7 @@ from emergency_ckpt.cluster.preemption import PreemptionWatch
 from emergency_ckpt.core.limits import MAX_MESSAGE_BYTES, MAX_PLAN_MESSAGE_BYTES
 from emergency_ckpt.core.save.announcements import Announcement, SaveReport
 from emergency_ckpt.errors import CheckpointError, ConfigError, CoordinationError
-from emergency_ckpt.save import last_step, vote
+from emergency_ckpt.save import ending, vote
 from emergency_ckpt.save.persistent.rounds import (
     FIRST_STAGE,
     StageReport,
@@ -48,8 +48,8 @@ MESSAGES: tuple[tuple[Any, Any], ...] = (
     (peers._Hello("127.0.0.1:4000", Known(7, 40, SAVE), ""), peers._Hello),
     (peers.Started("000000000008-5e9d000000000000", 40, SAVE), peers.Started),
     (rounds_and_cells._Ready("", 7), rounds_and_cells._Ready),
-    (start_agreement._Hello("5e" * 32, ""), start_agreement._Hello),
-    (start_agreement._Decision("5e9d", ""), start_agreement._Decision),
+    (membership._Hello("5e" * 32, ""), membership._Hello),
+    (membership._Decision("5e9d", ""), membership._Decision),
     (
         left_processes._Leaving("done", {"local": (7, 40, "000001")}),
         left_processes._Leaving,
@@ -177,7 +177,7 @@ def test_start_with_hostile_hello_fails_everywhere(data: bytes) -> None:
 @DATA
 def test_settings_with_hostile_hello_fail_everywhere(data: bytes) -> None:
     outcomes = together(
-        lambda member: start_agreement.agree_settings(member, {"a": "1"}, LONG_S),
+        lambda member: membership.agree_settings(member, {"a": "1"}, LONG_S),
         "settings/",
         data,
         2,
@@ -189,7 +189,7 @@ def test_settings_with_hostile_hello_fail_everywhere(data: bytes) -> None:
 def test_differing_settings_with_hostile_table_are_told(data: bytes) -> None:
     def call(member: Coordinator) -> object:
         own = {"a": str(member.process_index)}
-        return start_agreement.agree_settings(member, own, LONG_S)
+        return membership.agree_settings(member, own, LONG_S)
 
     outcomes = together(call, "settings.texts/", data, 1)
     assert all(isinstance(o, ConfigError) and "settings.texts/1" in str(o) for o in outcomes)
@@ -303,7 +303,7 @@ def test_bounds_of_messages_are_in_order() -> None:
     assert MAX_MESSAGE_BYTES < MAX_PLAN_MESSAGE_BYTES
 
 
-LAST_SAVE = last_step.LastSave(SAVE, SAVE, (0, 2), (2,))
+LAST_SAVE = ending.LastSave(SAVE, SAVE, (0, 2), (2,))
 
 
 @pytest.mark.parametrize(
@@ -322,7 +322,7 @@ LAST_SAVE = last_step.LastSave(SAVE, SAVE, (0, 2), (2,))
 )
 def test_decision_on_the_last_save_that_cannot_be_is_refused(change: dict[str, Any]) -> None:
     right = msgspec.json.encode(LAST_SAVE)
-    assert last_step.decision_of(right, SAVE.run_id, 4) == LAST_SAVE
+    assert ending.decision_of(right, SAVE.run_id, 4) == LAST_SAVE
     wrong = msgspec.json.encode(msgspec.structs.replace(LAST_SAVE, **change))
     with pytest.raises(CheckpointError):
-        last_step.decision_of(wrong, SAVE.run_id, 4)
+        ending.decision_of(wrong, SAVE.run_id, 4)

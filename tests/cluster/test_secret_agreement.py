@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from memory_coordination import MemoryService, everywhere
 
-from emergency_ckpt.cluster import start_agreement
-from emergency_ckpt.cluster.start_agreement import (
+from emergency_ckpt.cluster import membership
+from emergency_ckpt.cluster.membership import (
     agree_settings,
     forget_secret,
     secret_text,
@@ -25,7 +25,7 @@ LAUNCHED = OwnSecret(SECRET, "launcher")
 def test_secret_made_up_is_the_same_on_all_and_new_at_each_start(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(start_agreement, "generate_secret", generate_secret)
+    monkeypatch.setattr(membership, "generate_secret", generate_secret)
     starts = [MemoryService(3), MemoryService(3)]
     first, second = (
         set(everywhere(3, lambda p, s=s: share_secret(s.member(p), None, LONG_S))) for s in starts

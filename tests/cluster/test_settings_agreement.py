@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from emergency_ckpt.cluster.start_agreement import differing_settings
+from emergency_ckpt.cluster.membership import differing_settings
 
 
 def test_many_holders_are_counted() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from memory_coordination import MemoryService, everywhere
 
-from emergency_ckpt.cluster.start_agreement import agree_settings, tell_problem
+from emergency_ckpt.cluster.membership import agree_settings, tell_problem
 from emergency_ckpt.errors import ConfigError, DeadlineExceeded
 
 LONG_S = 60.0

@@ -21,8 +21,7 @@ from emergency_ckpt.config.validation import (
     preservation_policy_problems,
     save_problems,
 )
-from emergency_ckpt.core.save.retention_rules import StepRecord
-from emergency_ckpt.core.save.save_rules import StepRules, is_due
+from emergency_ckpt.core.save.save_rules import StepRecord, StepRules, is_due
 from emergency_ckpt.core.save.timing import Continuous, EverySeconds, TierStatus
 from emergency_ckpt.extras.pace import AdaptiveInterval
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from emergency_ckpt.core.copy_threads import threads_for
+from emergency_ckpt.background import threads_for
 
 
 @pytest.mark.parametrize(

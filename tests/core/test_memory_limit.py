@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from emergency_ckpt.core.memory_limit import MemoryLimit, fits_limits, tightest
+from emergency_ckpt.ram.host_memory import MemoryLimit, fits_limits, tightest
 
 STEP = MemoryLimit("step", 1000, charged_bytes=300)
 JOB = MemoryLimit("job", 1000, charged_bytes=750, reclaimable_bytes=50)

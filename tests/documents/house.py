@@ -33,9 +33,9 @@ FACES = {"CheckpointManager", "CheckpointManagerOptions", "EmergencyCheckpointer
 
 # Public names that only users call, or the standard library.
 CALLED_BY_USERS = {
-    "axlearn/adapter.py": {"checkpoint_paths", "ckpt_dir"},
-    "extras/metrics/listeners.py": {"record_for_jax"},
-    "extras/metrics/prometheus.py": {"handle_error", "service_actions"},
+    "axlearn.py": {"checkpoint_paths", "ckpt_dir"},
+    "extras/metrics.py": {"record_for_jax"},
+    "extras/prometheus_server.py": {"handle_error", "service_actions"},
     "extras/pace.py": {"AdaptiveInterval"},
     "maxtext.py": {"create_checkpoint_manager", "from_maxtext", "with_data"},
     "orbax/manager.py": {"best_step", "in_primary_slice"},
@@ -45,7 +45,7 @@ CALLED_BY_USERS = {
 # What has no public name: JAX's coordination client and key of programs, a Ray worker's context.
 PRIVATE_MODULES = {
     "cluster/coordination.py": {"jax._src.distributed"},
-    "extras/notices/__init__.py": {"ray.train.v2._internal.execution.context"},
+    "extras/notices.py": {"ray.train.v2._internal.execution.context"},
     "tools/simulated_job.py": {"jax._src.cache_key"},
 }
 
@@ -57,12 +57,12 @@ OWN_SIZES = {
     },
     "cluster/left_processes.py": {"REASON_LIMIT_CHARS"},
     "extras/hang.py": {"PLACE_LIMIT_CHARS", "REASON_LIMIT_CHARS", "STACKS_LIMIT_CHARS"},
-    "extras/notices/__init__.py": {"TEXT_LIMIT_CHARS"},
+    "extras/notices.py": {"TEXT_LIMIT_CHARS"},
     "core/restore/plan_types.py": {"MAX_REASON_CHARS"},
-    "tools/deploy/gke_job.py": {"LABEL_LIMIT_CHARS"},
+    "tools/deploy.py": {"LABEL_LIMIT_CHARS"},
     "tools/report/lives.py": {"MAX_TEXT_CHARS"},
     "save/vote.py": {"BALLOT_LIMIT_CHARS"},
-    "transfer/fetch.py": {"MAX_REQUEST_BYTES", "MIN_REQUEST_BYTES"},
+    "transfer/client.py": {"MAX_REQUEST_BYTES", "MIN_REQUEST_BYTES"},
     "transfer/wire.py": {"MAX_EXCERPT_CHARS"},
 }
 
@@ -71,8 +71,7 @@ OWN_SIZES = {
 TIER_LITERALS = {
     "checkpointer.py",
     "config/settings.py",
-    "extras/metrics/listeners.py",
-    "extras/metrics/metric_table.py",
+    "extras/metrics.py",
     "orbax/manager.py",
     "events.py",
     "types.py",
@@ -81,7 +80,7 @@ TIER_LITERALS = {
 # Tables whose keys are points of events.
 POINT_TABLES = {
     "events.py",
-    "extras/metrics/metric_table.py",
+    "extras/metrics.py",
     "tools/report/lives.py",
     "tools/report/spans.py",
     "tools/cli/ls/explain.py",

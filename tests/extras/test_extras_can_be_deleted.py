@@ -15,12 +15,12 @@ import pytest
 import emergency_ckpt
 
 DELETED = {
-    "event_log": ["extras/event_log"],
-    "hang": ["extras/hang.py", "extras/hang_rules.py"],
-    "notices": ["extras/notices"],
+    "event_log": ["extras/event_log.py"],
+    "hang": ["extras/hang.py"],
+    "notices": ["extras/notices.py"],
     "pace": ["extras/pace.py"],
     "progress": ["extras/progress.py"],
-    "prometheus": ["extras/metrics", "extras/prometheus.py"],
+    "prometheus": ["extras/metrics.py", "extras/prometheus.py", "extras/prometheus_server.py"],
     "striped": ["extras/striped.py"],
     "all": ["extras"],
 }

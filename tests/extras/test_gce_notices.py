@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from emergency_ckpt.extras.notices.gce import (
+from emergency_ckpt.extras.notices import (
     maintenance_event_notice,
     preempted_notice,
     upcoming_maintenance_notice,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from emergency_ckpt.extras.hang_rules import ProcessProgress as At
-from emergency_ckpt.extras.hang_rules import decide_hang
+from emergency_ckpt.extras.hang import ProcessProgress as At
+from emergency_ckpt.extras.hang import decide_hang
 
 STILL_S = 70.0
 TIMEOUT_S = 60.0

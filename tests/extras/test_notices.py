@@ -19,8 +19,13 @@ from world import World, save
 from emergency_ckpt.cluster.coordination import LocalCoordinator
 from emergency_ckpt.errors import ConfigError, CoordinationError
 from emergency_ckpt.events import Event, EventSink
-from emergency_ckpt.extras.notices import FlagFile, Notices, from_text, process_start_s
-from emergency_ckpt.extras.notices.gce import MetadataServer
+from emergency_ckpt.extras.notices import (
+    FlagFile,
+    MetadataServer,
+    Notices,
+    from_text,
+    process_start_s,
+)
 from emergency_ckpt.observer import JobView, StepProgress
 
 WAIT_S = 30.0

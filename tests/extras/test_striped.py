@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from emergency_ckpt.core.boxes import volume
-from emergency_ckpt.core.placement.placement_policies import HeldLeaves, Topology, place_on
+from emergency_ckpt.core.placement import HeldLeaves, Topology, place_on
 from emergency_ckpt.extras.striped import Striped, blocks
 from emergency_ckpt.types import Box, ShardId
 

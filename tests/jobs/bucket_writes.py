@@ -18,8 +18,8 @@ from state_samples import on_host
 from emergency_ckpt import EmergencyCheckpointer
 from emergency_ckpt.errors import CheckpointError
 from emergency_ckpt.storage import PersistentTier
-from emergency_ckpt.storage.item.array_writes import DATA_FILE_BYTES
-from emergency_ckpt.storage.steps.writer import delete_step
+from emergency_ckpt.storage.array_writes import DATA_FILE_BYTES
+from emergency_ckpt.storage.directory_writer import delete_step
 from emergency_ckpt.types import SaveId
 
 RUN = "gs://bucket/run"

@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 from job_process import Iterator, JobProcess, finish, mesh_of, programs_of, run_program
 
 from emergency_ckpt.errors import CheckpointError
-from emergency_ckpt.storage.item.array_writes import ArrayWrites
+from emergency_ckpt.storage.array_writes import ArrayWrites
 
 VICTIM = 1
 WAIT_S = 60.0

@@ -16,7 +16,7 @@ from fake_gcs import FaultRule, GcsControl
 
 from emergency_ckpt import EmergencyCheckpointer
 from emergency_ckpt.events import Event
-from emergency_ckpt.storage.item.array_writes import ArrayWrites
+from emergency_ckpt.storage.array_writes import ArrayWrites
 
 WAIT_S = 120.0
 STEP, LATER, LAST = 2, (3, 5, 7, 9), 10

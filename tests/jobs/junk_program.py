@@ -10,7 +10,7 @@ from fake_gcs import GcsControl
 from persistent_steps import fill
 
 from emergency_ckpt.storage import PersistentTier
-from emergency_ckpt.storage.steps.inspection import FoundStep
+from emergency_ckpt.storage.inspection import FoundStep
 
 RUN = "gs://bucket/run"
 STEPS = (10, 20)

@@ -15,12 +15,12 @@ from emergency_ckpt.core.step_log import Entry
 from emergency_ckpt.core.timeline import Timeline, number_of
 from emergency_ckpt.state import BoxTable, describe, host_state
 from emergency_ckpt.storage import DirectoryWriter, PersistentTier
-from emergency_ckpt.storage.item.array_writes import DATA_FILE_BYTES
+from emergency_ckpt.storage.array_writes import DATA_FILE_BYTES
+from emergency_ckpt.storage.inspection import FoundStep
 from emergency_ckpt.storage.log import KEPT, LOG_FOLDER
 from emergency_ckpt.storage.marker import OURS
 from emergency_ckpt.storage.meetings import BEGUN, WRITTEN, Meet, meet_nobody
-from emergency_ckpt.storage.steps.folders import INSPECTED_AT_ONCE
-from emergency_ckpt.storage.steps.inspection import FoundStep
+from emergency_ckpt.storage.step_folders import INSPECTED_AT_ONCE
 from emergency_ckpt.types import LeafSpec, SaveId
 
 __all__ = ["DATA_FILE_BYTES", "INSPECTED_AT_ONCE", "KEPT", "LOG_FOLDER"]

@@ -67,7 +67,7 @@ class Killer:
 
     def kill_in_commit(self) -> None:
         """Kill this process when TensorStore was told to commit the arrays of the step."""
-        from emergency_ckpt.storage.item.array_writes import ArrayWrites  # noqa: PLC0415
+        from emergency_ckpt.storage.array_writes import ArrayWrites  # noqa: PLC0415
 
         begin, result, begun = ArrayWrites._begin, ArrayWrites.result, []
 

@@ -23,12 +23,12 @@ from persistent_steps import (
 )
 from state_samples import on_host
 
+from emergency_ckpt.core.step_names import COMMITTED, STEP_METADATA
 from emergency_ckpt.core.timeline import continued
 from emergency_ckpt.errors import PersistentTierError
 from emergency_ckpt.events import point_of
 from emergency_ckpt.storage import DirectoryWriter, PersistentTier
 from emergency_ckpt.storage.directory import StorageDirectory
-from emergency_ckpt.storage.orbax_names import COMMITTED, STEP_METADATA
 from emergency_ckpt.storage.step_writer import StepWriter
 from emergency_ckpt.types import OrbaxStep, SaveId
 

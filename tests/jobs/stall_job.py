@@ -20,7 +20,7 @@ from restoring import lose, restore, train
 from emergency_ckpt.errors import CheckpointError
 from emergency_ckpt.events import Event
 from emergency_ckpt.storage import chunks
-from emergency_ckpt.storage.item.array_writes import ArrayWrites
+from emergency_ckpt.storage.array_writes import ArrayWrites
 from emergency_ckpt.transfer import wire
 from emergency_ckpt.transfer.server import Session
 

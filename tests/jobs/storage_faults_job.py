@@ -27,9 +27,8 @@ from job_process import (
 
 from emergency_ckpt.config import Config
 from emergency_ckpt.errors import CheckpointError, PersistentTierError
-from emergency_ckpt.storage import calls
-from emergency_ckpt.storage.item import objects
-from emergency_ckpt.storage.item.array_writes import ArrayWrites
+from emergency_ckpt.storage import calls, step_writer
+from emergency_ckpt.storage.array_writes import ArrayWrites
 
 TIMEOUT_S = 30.0
 NOTICED_WITHIN_S = 5.0
@@ -216,7 +215,7 @@ def waits_in_python(frame: FrameType) -> bool:
     if frame.f_code is calls.wait_for.__code__ and frame.f_back is not None:
         caller = frame.f_back
         caller = caller.f_back if caller.f_code is calls.result_of.__code__ else caller
-        return caller is not None and caller.f_globals["__name__"] == objects.__name__
+        return caller is not None and caller.f_globals["__name__"] == step_writer.__name__
     return frame.f_globals["__name__"].startswith("fsspec.")
 
 

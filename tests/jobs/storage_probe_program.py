@@ -11,7 +11,7 @@ from fake_gcs import FaultRule, GcsControl
 
 from emergency_ckpt.errors import CheckpointError
 from emergency_ckpt.storage import StorageDirectory, probe_storage
-from emergency_ckpt.storage.steps.stored import StoredSteps
+from emergency_ckpt.storage.steps import StoredSteps
 
 OWN = "000000000009-00000000000000aa"
 OLD, YOUNG = "probe-000000000000-00000000000000bb", "probe-000000000009-00000000000000cc"

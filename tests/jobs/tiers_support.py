@@ -14,7 +14,7 @@ from emergency_ckpt.ram import LocalTier, OtherRuns, build_contents
 from emergency_ckpt.ram.slot_choice import SLOTS_AT_REST
 from emergency_ckpt.ram.tier import SlotWriter
 from emergency_ckpt.state import host_state
-from emergency_ckpt.state.pins import Pin
+from emergency_ckpt.state.mapped import Pin
 from emergency_ckpt.types import Contents, LeafSpec, SaveId, ShardId, Writer
 
 RUN_ID = "run-7"

@@ -36,7 +36,7 @@ from tiers_support import (
 
 from emergency_ckpt.errors import LocalTierError, MemoryLimitReached, RamdiskFull
 from emergency_ckpt.files import local_error
-from emergency_ckpt.ram import old_lives
+from emergency_ckpt.ram import leftovers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,7 +104,7 @@ def test_processes_of_one_start_share_a_full_ramdisk(
     """The record that they are of one start has no room; a restore needs none."""
     if not small.mounted:
         pytest.skip("the ramdisk of the machine cannot be filled")
-    monkeypatch.setattr(old_lives, "SETTLE_S", 0.2)
+    monkeypatch.setattr(leftovers, "SETTLE_S", 0.2)
     small.fill()
     tiers = [open_tier(small.path, process_index=index, start="one") for index in range(2)]
     assert [tier.path.name for tier in tiers] == ["process_00000", "process_00001"]

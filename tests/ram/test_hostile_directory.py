@@ -267,7 +267,7 @@ def test_buddies_cannot_fill_the_ramdisk(tier: LocalTier, monkeypatch: pytest.Mo
     with pytest.raises(RamdiskFull, match="newer ones"):
         tier.publish_host_state(save_id(2), 1, 4, document(2, 1))
 
-    monkeypatch.setattr("emergency_ckpt.ram.host_state_store.MAX_DOCUMENTS_BYTES", 1 << 20)
+    monkeypatch.setattr("emergency_ckpt.ram.process_directory.MAX_DOCUMENTS_BYTES", 1 << 20)
     big = b"x" * (32 << 10)
     for step in range(newest, newest + 60):
         tier.publish_host_state(save_id(step), step % 4, 4, document(step, step % 4, value=big))

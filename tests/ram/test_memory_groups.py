@@ -9,10 +9,9 @@ import pytest
 from tiers_support import LAYOUT, complete_save, make_old, open_tier
 
 from emergency_ckpt.core.limits import MAX_GROUP_FILE_BYTES, SMALL_FILES_BYTES
-from emergency_ckpt.core.memory_limit import MemoryLimit
 from emergency_ckpt.errors import MemoryLimitReached
 from emergency_ckpt.ram import host_memory
-from emergency_ckpt.ram.host_memory import file_system_of, memory_limits
+from emergency_ckpt.ram.host_memory import MemoryLimit, file_system_of, memory_limits
 
 STAT = (
     "anon 4000\ninactive_file 300\nactive_file 40\ntotal_inactive_file 700\ntotal_active_file 50\n"

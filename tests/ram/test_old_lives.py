@@ -14,7 +14,7 @@ from other_processes import other_process
 from tiers_support import held_steps, open_tier
 
 from emergency_ckpt.errors import LocalTierError
-from emergency_ckpt.ram import LocalTier, old_lives
+from emergency_ckpt.ram import LocalTier, leftovers
 from emergency_ckpt.ram import locks as claims
 
 LONG_S = 120.0
@@ -42,7 +42,7 @@ def test_start_takes_over_when_the_old_life_ends(
     ramdisk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waiting = threading.Event()
-    monkeypatch.setattr(old_lives.logging, "warning", lambda *_: waiting.set())
+    monkeypatch.setattr(leftovers.logging, "warning", lambda *_: waiting.set())
     with ThreadPoolExecutor(1) as pool:
         with other_process(ramdisk, "old_life", "0"):
             opened = pool.submit(open_tier, ramdisk, wait_s=LONG_S)
@@ -83,10 +83,10 @@ def test_holder_without_a_record_of_its_own_is_given_time(
     dead = re.sub(r'"born":\d+', '"born":1', record)
     with other_process(ramdisk, "old_life", "0"):
         (path / claims.OWNER_LOCK).write_text(dead)
-        monkeypatch.setattr(old_lives, "SETTLE_S", 0.2)
+        monkeypatch.setattr(leftovers, "SETTLE_S", 0.2)
         with pytest.raises(LocalTierError, match="a process that came after process"):
             open_tier(ramdisk)
-        monkeypatch.setattr(old_lives, "SETTLE_S", LONG_S)
+        monkeypatch.setattr(leftovers, "SETTLE_S", LONG_S)
         mine = record.replace('"start":"dead"', '"start":"this start"')
         with ThreadPoolExecutor(1) as pool:
             opened = pool.submit(open_tier, ramdisk)

@@ -15,7 +15,7 @@ from tiers_support import make_old, open_tier
 from emergency_ckpt import files
 from emergency_ckpt.errors import RamdiskFull
 from emergency_ckpt.ram import OtherRuns, left_runs, remove_run
-from emergency_ckpt.ram.other_runs import LeftRun, holder_of
+from emergency_ckpt.ram.leftovers import LeftRun, holder_of
 
 DAY_S = 86400.0
 

@@ -9,7 +9,7 @@ import pytest
 from looks import eckpt_here
 from run_log_support import failed_run, logged, report_page, restored_at, write_log
 
-from emergency_ckpt.extras.event_log.records import LoggedEvent
+from emergency_ckpt.extras.event_log import LoggedEvent
 
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>&\"'<!--"
 

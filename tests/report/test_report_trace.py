@@ -11,7 +11,7 @@ import pytest
 from looks import eckpt_here
 from run_log_support import failed_run, logged, write_log
 
-from emergency_ckpt.extras.event_log.records import LoggedEvent
+from emergency_ckpt.extras.event_log import LoggedEvent
 from emergency_ckpt.tools.report.figures import summary_lines
 from emergency_ckpt.tools.report.spans import trace_of
 

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from run_log_support import failed_run, logged, restored_at, saved
 
-from emergency_ckpt.extras.event_log.records import LoggedEvent
+from emergency_ckpt.extras.event_log import LoggedEvent
 from emergency_ckpt.tools.report.figures import (
     RunGoodput,
     RunRecovery,

@@ -15,9 +15,9 @@ from persistent_steps import complete_steps
 from world import STORAGE, World, finish
 
 from emergency_ckpt.errors import ForeignStep, PersistentTierError, SaveFailed
+from emergency_ckpt.storage.directory_writer import DirectoryWriter
 from emergency_ckpt.storage.pinned import Pinned
-from emergency_ckpt.storage.steps.stored import StoredSteps
-from emergency_ckpt.storage.steps.writer import DirectoryWriter
+from emergency_ckpt.storage.steps import StoredSteps
 
 LIKE = {"w": np.zeros(4, np.float32)}
 

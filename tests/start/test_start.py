@@ -15,7 +15,7 @@ from memory_coordination import MemoryService, everywhere
 from emergency_ckpt.cluster.peers import Known, agree_start
 from emergency_ckpt.cluster.process_placement import place_process, topology_of
 from emergency_ckpt.config import Config
-from emergency_ckpt.core.placement.placement_policies import Topology
+from emergency_ckpt.core.placement import Topology
 from emergency_ckpt.errors import (
     ConfigError,
     InvalidState,

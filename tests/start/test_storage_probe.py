@@ -17,8 +17,7 @@ from world import LONG_S, World, save_all
 from emergency_ckpt.config import Config
 from emergency_ckpt.errors import ConfigError, PersistentTierError
 from emergency_ckpt.storage import directory as storage_directory
-from emergency_ckpt.storage.directory import StorageDirectory
-from emergency_ckpt.storage.probe import is_left_over
+from emergency_ckpt.storage.directory import StorageDirectory, is_left_over
 
 PROGRAM = JOBS / "storage_probe_program.py"
 

@@ -10,7 +10,7 @@ import tensorstore
 from orbax.checkpoint._src.path import gcs_utils
 
 from emergency_ckpt.errors import ConfigError
-from emergency_ckpt.storage.item.array_writes import published_database_spec
+from emergency_ckpt.storage.array_writes import published_database_spec
 from emergency_ckpt.storage.orbax_reader import kvstore_of
 
 VARIABLE = "TENSORSTORE_GCS_BACKEND"

@@ -18,12 +18,12 @@ from state_samples import mesh_of, on_host, sharded
 from emergency_ckpt.core.step_log import Table
 from emergency_ckpt.errors import PersistentTierError
 from emergency_ckpt.storage import PersistentTier
-from emergency_ckpt.storage.item.array_writes import (
+from emergency_ckpt.storage.array_writes import (
     ArrayWrites,
     new_context,
     published_database_spec,
 )
-from emergency_ckpt.storage.item.state import NUMPY_ARRAY, ItemArray, NamedArray, loaded_part
+from emergency_ckpt.storage.item import NUMPY_ARRAY, ItemArray, NamedArray, loaded_part
 from emergency_ckpt.types import SaveId
 from emergency_ckpt.work_progress import WorkProgress
 

@@ -13,7 +13,7 @@ from persistent_steps import life, writer_of
 from state_samples import mesh_of, on_host, sharded
 
 from emergency_ckpt.storage import PersistentTier
-from emergency_ckpt.storage.item.array_writes import release_pages
+from emergency_ckpt.storage.array_writes import release_pages
 from emergency_ckpt.types import SaveId
 
 _libc = ctypes.CDLL(None, use_errno=True)

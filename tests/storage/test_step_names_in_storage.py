@@ -14,7 +14,7 @@ from emergency_ckpt.core.step_log import Entry
 from emergency_ckpt.core.timeline import continued
 from emergency_ckpt.errors import CorruptData
 from emergency_ckpt.storage import PersistentTier, StorageDirectory
-from emergency_ckpt.storage.steps.folders import INSPECTED_AT_MOST, StepFolders
+from emergency_ckpt.storage.step_folders import INSPECTED_AT_MOST, StepFolders
 from emergency_ckpt.types import SaveId
 
 NAMED = "ckpt_00000"

@@ -15,7 +15,7 @@ from emergency_ckpt.core.boxes import whole
 from emergency_ckpt.errors import InvalidState
 from emergency_ckpt.state import HostShard, StateTree, describe
 from emergency_ckpt.state.tree import boxes_by_device
-from emergency_ckpt.storage.item.state import item_state
+from emergency_ckpt.storage.item import item_state
 from emergency_ckpt.storage.writer_arrays import check_storable, spread
 from emergency_ckpt.types import ShardId
 

@@ -16,42 +16,42 @@ import pytest
 from memory_coordination import MemoryService
 
 from emergency_ckpt.cluster import membership
-from emergency_ckpt.cluster.loaded_part import LoadedPart
+from emergency_ckpt.cluster.shard_source import LoadedPart
 from emergency_ckpt.core.save.snapshot_plan import Free
 from emergency_ckpt.core.step_log import Table
 from emergency_ckpt.errors import PersistentTierError
-from emergency_ckpt.extras.event_log import log_writer
+from emergency_ckpt.extras import event_log
 from emergency_ckpt.ram.slot_writer import MappedSink
 from emergency_ckpt.ram.tier import LocalTier
 from emergency_ckpt.restore import steps as step_catalog
 from emergency_ckpt.state import snapshot, staging
 from emergency_ckpt.storage import DirectoryWriter, PersistentTier
-from emergency_ckpt.storage.item.array_writes import ArrayWrites
+from emergency_ckpt.storage.array_writes import ArrayWrites
 from emergency_ckpt.storage.log import StepLog
-from emergency_ckpt.transfer import fetch
+from emergency_ckpt.transfer import client
 
 
 def event_log_retries_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a log that could not be written try again with the next event."""
-    monkeypatch.setattr(log_writer, "_RETRY_S", 0.0)
+    monkeypatch.setattr(event_log, "_RETRY_S", 0.0)
 
 
 def event_log_waits(
     monkeypatch: pytest.MonkeyPatch, may_write: threading.Event, most_waiting: int
 ) -> None:
     """Hold each write of an event log until ``may_write``, and at most so many events meanwhile."""
-    monkeypatch.setattr(log_writer, "MAX_WAITING", most_waiting)
-    append = log_writer.LogFiles.append
+    monkeypatch.setattr(event_log, "MAX_WAITING", most_waiting)
+    append = event_log.LogFiles.append
 
-    def append_later(files: log_writer.LogFiles, *values: Any) -> Any:
+    def append_later(files: event_log.LogFiles, *values: Any) -> Any:
         may_write.wait()
         return append(files, *values)
 
-    monkeypatch.setattr(log_writer.LogFiles, "append", append_later)
+    monkeypatch.setattr(event_log.LogFiles, "append", append_later)
 
 
 _LONG_S = 60.0
-MOST_EVENTS_WAITING = log_writer.MAX_WAITING
+MOST_EVENTS_WAITING = event_log.MAX_WAITING
 
 
 @contextmanager
@@ -64,7 +64,7 @@ def coordinated_by(service: MemoryService) -> Iterator[None]:
 
 def pieces_share_requests(monkeypatch: pytest.MonkeyPatch, size_bytes: int) -> None:
     """Let a client of transfers ask for at least so many bytes at once, where it needs as many."""
-    monkeypatch.setattr(fetch, "MIN_REQUEST_BYTES", size_bytes)
+    monkeypatch.setattr(client, "MIN_REQUEST_BYTES", size_bytes)
 
 
 class SlowStorage:

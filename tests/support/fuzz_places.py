@@ -38,8 +38,8 @@ from emergency_ckpt.save import Ballot
 from emergency_ckpt.storage.chunks import ChunkIndex
 from emergency_ckpt.tools.served_ramdisk import ReadOnlyRamdisk
 from emergency_ckpt.transfer import wire
-from emergency_ckpt.transfer.security.handshake import NotProved, prove_to_server
-from emergency_ckpt.transfer.security.sealing import SEAL_KEY_BYTES, Direction
+from emergency_ckpt.transfer.handshake import NotProved, prove_to_server
+from emergency_ckpt.transfer.sealing import SEAL_KEY_BYTES, Direction
 from emergency_ckpt.transfer.stream import Stream, constant_timeout
 
 _INCARNATION = SAVE.incarnation

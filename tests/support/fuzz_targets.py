@@ -28,11 +28,7 @@ from emergency_ckpt.save.persistent.rounds import report_of
 from emergency_ckpt.state import host_state
 from emergency_ckpt.storage import log, marker
 from emergency_ckpt.transfer import wire
-from emergency_ckpt.transfer.security.handshake import (
-    ClientHandshake,
-    NotProved,
-    ServerHandshake,
-)
+from emergency_ckpt.transfer.handshake import ClientHandshake, NotProved, ServerHandshake
 from emergency_ckpt.types import Contents, LeafSpec, SaveId, ShardEntry
 from examples.faults.faults import parse_fault
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from emergency_ckpt.storage.item.array_writes import ArrayWrites
+from emergency_ckpt.storage.array_writes import ArrayWrites
 from emergency_ckpt.storage.step_writer import StepWriter
 
 LONG_S = 60.0

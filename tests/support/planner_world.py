@@ -6,7 +6,7 @@ import hashlib
 from dataclasses import dataclass, field
 
 from emergency_ckpt.core.boxes import volume
-from emergency_ckpt.core.placement.placement_policies import (
+from emergency_ckpt.core.placement import (
     AllButPrimary,
     HeldLeaves,
     PlacementPolicy,

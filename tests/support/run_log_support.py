@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from emergency_ckpt.extras.event_log.records import LoggedEvent
+from emergency_ckpt.extras.event_log import LoggedEvent
 from emergency_ckpt.tools.cli.ls.explain import RestoreExplanation, last_restore
 from emergency_ckpt.tools.report.lives import ReportRun, read_log
 from emergency_ckpt.tools.report.page import page_of

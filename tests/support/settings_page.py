@@ -9,7 +9,7 @@ from pathlib import Path
 
 from emergency_ckpt.config.settings import Config
 from emergency_ckpt.config.table import Setting, settings_table
-from emergency_ckpt.core.placement.placement_policies import ALL_BUT_PRIMARY, AllButPrimary
+from emergency_ckpt.core.placement import ALL_BUT_PRIMARY, AllButPrimary
 
 _HEAD = """# Settings
 
@@ -53,8 +53,8 @@ if TYPE_CHECKING:
 
     from emergency_ckpt.config.policies import PreservationPolicy, SaveEvery
     from emergency_ckpt.config.settings import HostStateRemap
-    from emergency_ckpt.core.placement.placement_policies import PlacementPolicy
-    from emergency_ckpt.core.save.retention_rules import NonFinite
+    from emergency_ckpt.core.placement import PlacementPolicy
+    from emergency_ckpt.core.save.save_rules import NonFinite
     from emergency_ckpt.core.save.snapshot_plan import DeviceReads
     from emergency_ckpt.observer import OnEvent
     from emergency_ckpt.types import OnPreemption, Requirement

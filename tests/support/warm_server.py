@@ -41,7 +41,7 @@ _IMPORTS = (
     "gcsfs",
     "google.cloud.storage",
     "grain",
-    "emergency_ckpt.opening",
+    "emergency_ckpt.start",
     "emergency_ckpt.orbax",
     "emergency_ckpt.storage.tier",
     "emergency_ckpt.storage.step_writer",

@@ -22,8 +22,7 @@ from running_jobs import HERE, job_root, spec_of
 from trees import files_below
 
 from emergency_ckpt.core.limits import MAX_LINE_BYTES, MAX_LIVES
-from emergency_ckpt.extras.event_log import open_event_log, read_events
-from emergency_ckpt.extras.event_log.log_writer import FILES_KEPT, LOG_BYTES
+from emergency_ckpt.extras.event_log import FILES_KEPT, LOG_BYTES, open_event_log, read_events
 from emergency_ckpt.tools.launch.job import JobSpec
 from emergency_ckpt.tools.launch.process_set import POLL_S, ProcessSet
 

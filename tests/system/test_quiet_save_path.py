@@ -47,8 +47,8 @@ DECIDING = (
 # the step in the queue of the event log. Neither is part of the library that a job runs without.
 LAUNCHED = (
     "emergency_ckpt.events",
-    "emergency_ckpt.extras.event_log.log_writer",
-    "emergency_ckpt.extras.event_log.records",
+    "emergency_ckpt.extras.event_log",
+    "emergency_ckpt.extras.event_log",
     "emergency_ckpt.extras.progress",
     "queue",
 )

@@ -12,9 +12,9 @@ from emergency_ckpt.core.limits import MAX_RANGES, MAX_SHARDS
 from emergency_ckpt.errors import ProtocolViolation
 from emergency_ckpt.run_secret import Credentials
 from emergency_ckpt.transfer import ShardTarget, wire
-from emergency_ckpt.transfer.fetch import requests_for
-from emergency_ckpt.transfer.security.handshake import session_keys
-from emergency_ckpt.transfer.security.sealing import Direction
+from emergency_ckpt.transfer.client import requests_for
+from emergency_ckpt.transfer.handshake import session_keys
+from emergency_ckpt.transfer.sealing import Direction
 from emergency_ckpt.transfer.stream import pieces
 
 MIB = 1 << 20

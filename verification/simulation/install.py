@@ -77,7 +77,7 @@ def _leave_secrets_as_they_are() -> None:
     def digest(run_id: str, secret: bytes) -> bytes:
         return hashlib.sha256(f"{run_id} ".encode() + secret).digest()
 
-    for name in ("run_secret", "cluster.start_agreement"):
+    for name in ("run_secret", "cluster.membership"):
         vars(importlib.import_module(f"emergency_ckpt.{name}"))["stretched"] = digest
 
 
@@ -250,7 +250,7 @@ def _separate(module: ModuleType) -> None:
 
 def _connect() -> None:
     native: Any = native_sockets.NativeSockets()
-    for name in ("transfer.stream", "transfer.security.sealing"):
+    for name in ("transfer.stream", "transfer.sealing"):
         vars(sys.modules[f"emergency_ckpt.{name}"])["_native"] = native
     # A collector ends what nothing refers to at any instant, so no history would come twice. And
     # a finaliser would keep what a killed process had open.

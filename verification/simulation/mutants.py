@@ -114,7 +114,7 @@ def notice_acted_on_at_a_passed_step() -> None:
 def removed_before_the_version() -> None:
     """P4: the files of a step go before a version of the log says that they will."""
     _edit(
-        "storage.steps.writer",
+        "storage.directory_writer",
         "DirectoryWriter._remove_what_goes",
         "self._append(change)",
         "self._finish_removal(leaving); leaving = leaving[:0]",

@@ -57,7 +57,7 @@ def count(writers: int) -> dict[str, int]:
     from emergency_ckpt.background import Failures  # noqa: PLC0415
     from emergency_ckpt.cluster.coordination import JaxCoordinator  # noqa: PLC0415
     from emergency_ckpt.cluster.shard_source import HostStateInbox  # noqa: PLC0415
-    from emergency_ckpt.core.placement.placement_policies import Topology  # noqa: PLC0415
+    from emergency_ckpt.core.placement import Topology  # noqa: PLC0415
     from emergency_ckpt.core.stall import TimeLimits  # noqa: PLC0415
     from emergency_ckpt.events import EventSink  # noqa: PLC0415
     from emergency_ckpt.save.persistent.save import PersistentSave, PersistentSaves  # noqa: PLC0415

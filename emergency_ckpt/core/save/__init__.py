@@ -5,7 +5,7 @@
 2. ``announcements`` chooses a step ahead of all processes when the decision is the leader's.
 3. ``snapshot_plan`` chooses the device, the order and the copies for each transfer to the host.
 4. ``save_rules.decide_vote`` decides whether the save is complete on all processes.
-5. ``retention_rules`` lists the persistent steps that may be removed.
+5. ``save_rules`` also lists the persistent steps that may be removed.
 6. ``ending`` says at the end of a run, and after a notice, whether storage gets RAM's newest step.
 
 Guaranteed: an announced step is the same call of ``save`` on all processes, and a process that is

@@ -14,7 +14,7 @@ One save:
 5. The first writer sets one value, the outcome. Every process waits for this value in the
    background and emits ``persistent.complete`` where the save is known to be complete.
 
-The last save of a run that ends well (``save.last_step``) has two differences. Each writer pins the
+The last save of a run that ends well (``save.ending``) has two differences. Each writer pins the
 slot that has had the step for a while. And where the writers of step 1 keep nothing in RAM, the
 first of them leads and another slice writes the tensors.
 

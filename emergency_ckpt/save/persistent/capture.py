@@ -13,7 +13,7 @@ from emergency_ckpt import _native
 from emergency_ckpt.background import copy_threads, new_memory
 from emergency_ckpt.core.shard_layout import Layout
 from emergency_ckpt.errors import SaveFailed
-from emergency_ckpt.state.pins import Pin, Pins
+from emergency_ckpt.state.mapped import Pin, Pins
 from emergency_ckpt.state.staging import HostShard, Landed, LandingPlace, Snapshot, flat_bytes
 from emergency_ckpt.types import LeafSpec, SaveId, ShardId
 

@@ -11,9 +11,9 @@ from absl import logging
 from emergency_ckpt.background import SAVE_NICENESS, BackgroundWorker, Failures
 from emergency_ckpt.cluster.timelines import Timelines
 from emergency_ckpt.config.policies import PreservationPolicy, wanted_steps
-from emergency_ckpt.core.save.retention_rules import StepRecord, choose_removals
+from emergency_ckpt.core.save.save_rules import StepRecord, choose_removals
 from emergency_ckpt.errors import PersistentTierError, SaveFailed
-from emergency_ckpt.storage.steps.writer import DirectoryWriter
+from emergency_ckpt.storage.directory_writer import DirectoryWriter
 
 
 class Preservation:

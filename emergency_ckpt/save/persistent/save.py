@@ -22,7 +22,7 @@ from emergency_ckpt.cluster.round import Round
 from emergency_ckpt.cluster.shard_source import HostStateInbox
 from emergency_ckpt.cluster.timelines import StoredChain
 from emergency_ckpt.core.limits import MAX_METRICS_BYTES
-from emergency_ckpt.core.placement.placement_policies import Topology, host_state_writer, owners_of
+from emergency_ckpt.core.placement import Topology, host_state_writer, owners_of
 from emergency_ckpt.core.stall import TimeLimits
 from emergency_ckpt.errors import (
     CoordinationError,

@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from emergency_ckpt.extras.event_log.records import LoggedEvent
+from emergency_ckpt.extras.event_log import LoggedEvent
 from emergency_ckpt.tools.cli.arguments import seconds
 from emergency_ckpt.tools.cli.output import Printer, tell_last
 from emergency_ckpt.tools.launch.job import EventSink, JobSpec, LineSink

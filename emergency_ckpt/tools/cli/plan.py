@@ -9,12 +9,12 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from emergency_ckpt.core.placement.placement_policies import ALL_BUT_PRIMARY
+from emergency_ckpt.core.placement import ALL_BUT_PRIMARY
 from emergency_ckpt.core.wording import count_text
 from emergency_ckpt.errors import ConfigError
 from emergency_ckpt.tools.cli.arguments import print_json
 from emergency_ckpt.tools.cli.output import print_line, print_table
-from emergency_ckpt.tools.deploy.gke_job import ACCELERATORS
+from emergency_ckpt.tools.deploy import ACCELERATORS
 from emergency_ckpt.tools.placement_study import (
     GIB,
     JobShape,
@@ -131,7 +131,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _print_manifests(args: argparse.Namespace) -> int:
     # Imported here: only this needs YAML.
-    from emergency_ckpt.tools.deploy.template import as_yaml, filled  # noqa: PLC0415
+    from emergency_ckpt.tools.deploy import as_yaml, filled  # noqa: PLC0415
 
     if args.ramdisk_gib is None:
         raise ConfigError(["--gke needs --ramdisk-gib"], target=_TARGET)

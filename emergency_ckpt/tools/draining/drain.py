@@ -32,7 +32,7 @@ from emergency_ckpt.errors import (
 from emergency_ckpt.events import Event, EventSink
 from emergency_ckpt.ram.locks import current_holder
 from emergency_ckpt.ram.step_reader import RamStep
-from emergency_ckpt.storage.steps.writer import DirectoryWriter
+from emergency_ckpt.storage.directory_writer import DirectoryWriter
 from emergency_ckpt.storage.tier import PersistentTier
 from emergency_ckpt.tier import Array, leaf_bytes
 from emergency_ckpt.tools.draining.peer_ram import PeerRam, peer_ram

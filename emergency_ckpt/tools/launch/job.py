@@ -17,7 +17,7 @@ from typing import Literal
 
 from emergency_ckpt.core.limits import MAX_HOSTS, MAX_LINE_BYTES
 from emergency_ckpt.errors import CheckpointError, ConfigError
-from emergency_ckpt.extras.event_log.records import LoggedEvent
+from emergency_ckpt.extras.event_log import LoggedEvent
 from emergency_ckpt.run_secret import generate_secret
 
 LineSink = Callable[[str], None]

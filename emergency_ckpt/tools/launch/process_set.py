@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from types import TracebackType
 
 from emergency_ckpt.errors import DeadlineExceeded
-from emergency_ckpt.extras.event_log.records import LoggedEvent
+from emergency_ckpt.extras.event_log import LoggedEvent
 from emergency_ckpt.extras.progress import NO_STEP, ProgressFile
 from emergency_ckpt.run_secret import LAUNCHER_VARIABLE
 from emergency_ckpt.tools.job_environment import JobEnvironment

@@ -21,8 +21,7 @@ from emergency_ckpt.errors import (
     JobFailed,
     LocalTierError,
 )
-from emergency_ckpt.extras.event_log.log_writer import EventLog, open_event_log
-from emergency_ckpt.extras.event_log.records import LoggedEvent
+from emergency_ckpt.extras.event_log import EventLog, LoggedEvent, open_event_log
 from emergency_ckpt.extras.progress import NO_STEP
 from emergency_ckpt.files import NotOwn
 from emergency_ckpt.ram.ownership import ensure_run_directory

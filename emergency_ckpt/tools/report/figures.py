@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 
 from emergency_ckpt.core.wording import TIER_WORDS, count_text, seconds_text
-from emergency_ckpt.extras.event_log.records import LoggedEvent
+from emergency_ckpt.extras.event_log import LoggedEvent
 from emergency_ckpt.tools.report.lives import JobLife, lives_of, number
 from emergency_ckpt.tools.report.spans import marks_of
 

@@ -18,8 +18,7 @@ import msgspec
 from emergency_ckpt.core.timeline import number_of
 from emergency_ckpt.core.wording import count_text
 from emergency_ckpt.errors import CheckpointError
-from emergency_ckpt.extras.event_log.reader import EventHistory, read_events
-from emergency_ckpt.extras.event_log.records import LoggedEvent
+from emergency_ckpt.extras.event_log import EventHistory, LoggedEvent, read_events
 from emergency_ckpt.types import LOCAL, PERSISTENT
 
 MAX_TEXT_CHARS = 300

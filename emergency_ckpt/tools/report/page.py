@@ -12,7 +12,7 @@ from html import escape
 from pathlib import Path
 
 from emergency_ckpt.core.wording import seconds_text
-from emergency_ckpt.extras.event_log.records import LoggedEvent
+from emergency_ckpt.extras.event_log import LoggedEvent
 from emergency_ckpt.tools.report.figures import summary_lines
 from emergency_ckpt.tools.report.lives import ReportRun
 from emergency_ckpt.tools.report.spans import KINDS, Mark, Span, marks_of, spans_of, thinned

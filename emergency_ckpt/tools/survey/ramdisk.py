@@ -19,10 +19,11 @@ from emergency_ckpt import files
 from emergency_ckpt.core.limits import MAX_RUNS, NAME_PATTERN
 from emergency_ckpt.core.restore.inventory import HeldHostState, HeldTensors, HolderInventory
 from emergency_ckpt.errors import CorruptData
-from emergency_ckpt.ram.deletion import HOST_STATE_DIRECTORY, LEDGER
 from emergency_ckpt.ram.locks import Owner, check_run_id, process_directories, read_owner
 from emergency_ckpt.ram.ownership import open_local_dir
 from emergency_ckpt.ram.process_files import (
+    HOST_STATE_DIRECTORY,
+    LEDGER,
     NUMBERS,
     Ledger,
     ProcessFiles,

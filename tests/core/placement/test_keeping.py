@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from emergency_ckpt.core.placement.placement_policies import RetainedShards
+from emergency_ckpt.core.placement import RetainedShards
 from emergency_ckpt.types import ShardId
 
 STORED, USED = ShardId("w", ((0, 4),)), ShardId("w", ((4, 8),))

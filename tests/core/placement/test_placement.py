@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from emergency_ckpt.core.placement.placement_policies import (
+from emergency_ckpt.core.placement import (
     AllButPrimary,
     HeldLeaves,
     Topology,

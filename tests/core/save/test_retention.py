@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from emergency_ckpt.core.save.retention_rules import (
+from emergency_ckpt.core.save.save_rules import (
     choose_removals,
     wanted_by_fields,
 )

@@ -8,8 +8,7 @@ import signal
 import time
 from pathlib import Path
 
-from emergency_ckpt.core.memory_limit import tightest
-from emergency_ckpt.ram.host_memory import memory_limits
+from emergency_ckpt.ram.host_memory import memory_limits, tightest
 from emergency_ckpt.ram.tier import LocalTier
 from emergency_ckpt.types import Writer
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from jax import monitoring
 
 from emergency_ckpt.events import Event, Origin
-from emergency_ckpt.extras.metrics.listeners import record_for_jax
+from emergency_ckpt.extras.metrics import record_for_jax
 
 
 def test_jax_monitoring_gets_durations_events_and_scalars() -> None:

@@ -19,14 +19,14 @@ from world import World, finish, save_all
 from emergency_ckpt.config import Config
 from emergency_ckpt.errors import ConfigError, LocalTierError
 from emergency_ckpt.events import Event, Origin
-from emergency_ckpt.extras.metrics import prometheus
-from emergency_ckpt.extras.metrics.prometheus import (
+from emergency_ckpt.extras import prometheus_server
+from emergency_ckpt.extras.prometheus import Prometheus
+from emergency_ckpt.extras.prometheus_server import (
     MAX_SCRAPES,
     MetricsServer,
     RunMetrics,
     serve_metrics,
 )
-from emergency_ckpt.extras.prometheus import Prometheus
 
 
 def scraped(port: int) -> dict[str, float]:
@@ -46,7 +46,7 @@ def port_of(events: list[Event]) -> int:
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> MetricsServer:
-    monkeypatch.setattr(prometheus, "OF_PROGRAM", RunMetrics())
+    monkeypatch.setattr(prometheus_server, "OF_PROGRAM", RunMetrics())
     return serve_metrics("127.0.0.1", 0)
 
 
@@ -117,7 +117,7 @@ def test_two_checkpointers_of_a_program_share_a_port(server: MetricsServer) -> N
     assert second is server
     for run in ("one", "two"):
         origin = Origin(0, run_id=run)
-        prometheus.OF_PROGRAM(Event("start.ready", {"copies": 3}, 1.0, origin))
+        prometheus_server.OF_PROGRAM(Event("start.ready", {"copies": 3}, 1.0, origin))
     server.close()
     with urllib.request.urlopen(f"http://127.0.0.1:{server.port}/metrics") as answer:
         text = answer.read().decode()
@@ -148,7 +148,7 @@ def test_rude_scrapers_disturb_nobody(server: MetricsServer) -> None:
     rude[0].sendall(b"GET /metr")  # and silence
     rude[1].sendall(bytes(range(256)) * 300)
     assert scraped(server.port) is not None
-    prometheus.OF_PROGRAM(Event("divergence", {}, 1.0, Origin(0)))
+    prometheus_server.OF_PROGRAM(Event("divergence", {}, 1.0, Origin(0)))
     assert scraped(server.port)["eckpt_divergence_total{}"] == 1
     before_s = time.monotonic()
     server.close()  # waits for nobody
@@ -170,7 +170,7 @@ def test_request_that_the_application_fails_on_writes_nothing(
 
 def test_dripping_scrapers_end_at_the_deadline() -> None:
     """Each byte comes in time, the request as a whole does not."""
-    server = MetricsServer("127.0.0.1", 0, prometheus.OF_PROGRAM, deadline_s=1.0)
+    server = MetricsServer("127.0.0.1", 0, prometheus_server.OF_PROGRAM, deadline_s=1.0)
     try:
         rude = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(MAX_SCRAPES)]
         give_up_s = time.monotonic() + 30
@@ -198,7 +198,7 @@ def test_scrape_among_silent_connections_is_answered() -> None:
 
     A scrape may find the place of the one before not yet free, and take a further one.
     """
-    server = MetricsServer("127.0.0.1", 0, prometheus.OF_PROGRAM, deadline_s=600.0)
+    server = MetricsServer("127.0.0.1", 0, prometheus_server.OF_PROGRAM, deadline_s=600.0)
     try:
         silent = [
             socket.create_connection(("127.0.0.1", server.port)) for _ in range(MAX_SCRAPES + 4)

@@ -7,7 +7,7 @@ import resource
 import pytest
 
 from emergency_ckpt import _native
-from emergency_ckpt.cluster.loaded_part import Scratch
+from emergency_ckpt.cluster.shard_source import Scratch
 from emergency_ckpt.errors import LocalTierError
 
 

@@ -25,7 +25,7 @@ from emergency_ckpt.cluster import LeftProcesses, Peers
 from emergency_ckpt.cluster.shard_source import HostStateInbox
 from emergency_ckpt.cluster.timelines import StoredChain, Timelines
 from emergency_ckpt.core.limits import MAX_HOST_STATE_BYTES
-from emergency_ckpt.core.placement.placement_policies import Topology
+from emergency_ckpt.core.placement import Topology
 from emergency_ckpt.core.stall import TimeLimits
 from emergency_ckpt.errors import PersistentTierError, SaveFailed, TransferError
 from emergency_ckpt.events import Event, EventSink

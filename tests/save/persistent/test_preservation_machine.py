@@ -19,12 +19,12 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from persistent_steps import RUN_ID, complete_steps, life, writer_of
 
 from emergency_ckpt.background import Failures
-from emergency_ckpt.core.save.retention_rules import choose_removals
+from emergency_ckpt.core.save.save_rules import choose_removals
 from emergency_ckpt.core.step_log import LogWriter, begun, in_state, listing
+from emergency_ckpt.core.step_names import STEP_METADATA
 from emergency_ckpt.save.persistent.retention import Preservation
 from emergency_ckpt.storage import PersistentTier
 from emergency_ckpt.storage.marker import OURS
-from emergency_ckpt.storage.orbax_names import STEP_METADATA
 from emergency_ckpt.types import LeafSpec, SaveId
 
 LONG_S = 60.0

@@ -17,7 +17,7 @@ from emergency_ckpt._native import Mapping, copy_crc32c, crc32c
 from emergency_ckpt.core.save.snapshot_plan import Buffers
 from emergency_ckpt.errors import SaveFailed
 from emergency_ckpt.save.persistent.capture import ScratchArea
-from emergency_ckpt.state.pins import Pin
+from emergency_ckpt.state.mapped import Pin
 
 SIZE = 3 * 4096
 

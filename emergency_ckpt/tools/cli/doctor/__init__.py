@@ -23,8 +23,8 @@ from emergency_ckpt.core.limits import SMALL_FILES_BYTES
 from emergency_ckpt.core.wording import count_text, size_text
 from emergency_ckpt.errors import ConfigError
 from emergency_ckpt.extensions import parse_placement
+from emergency_ckpt.ram.leftovers import GRACE_S
 from emergency_ckpt.ram.locks import check_run_id
-from emergency_ckpt.ram.other_runs import GRACE_S
 from emergency_ckpt.tools.cli.arguments import (
     add_json,
     add_timeout,

@@ -18,15 +18,21 @@ from packaging.requirements import Requirement
 
 from emergency_ckpt import _native, files
 from emergency_ckpt.core.address import parse_address, split_holder
-from emergency_ckpt.core.memory_limit import MemoryLimit, fits_limits, tightest
 from emergency_ckpt.core.wording import size_text
 from emergency_ckpt.errors import CheckpointError, ConfigError
-from emergency_ckpt.ram.host_memory import RAM_FILE_SYSTEMS, Mount, memory_limits, mount_of
-from emergency_ckpt.ram.other_runs import left_runs
+from emergency_ckpt.ram.host_memory import (
+    RAM_FILE_SYSTEMS,
+    MemoryLimit,
+    Mount,
+    fits_limits,
+    memory_limits,
+    mount_of,
+    tightest,
+)
+from emergency_ckpt.ram.leftovers import left_runs
 from emergency_ckpt.ram.ownership import open_local_dir, open_run_directory
 from emergency_ckpt.run_secret import SECRET_VARIABLE, OwnSecret, own_secret
-from emergency_ckpt.storage.directory import StorageDirectory
-from emergency_ckpt.storage.probe import probe_storage
+from emergency_ckpt.storage.directory import StorageDirectory, probe_storage
 from emergency_ckpt.tools.cli.doctor import Finding
 from emergency_ckpt.transfer.client import TransferClient
 from emergency_ckpt.transfer.pool import UnprovedPeer
@@ -197,7 +203,7 @@ def check_storage(directory: str, name: str, timeout_s: float) -> Finding:
 def newest_state_bytes(directory: str, timeout_s: float) -> tuple[Finding, int | None]:
     """Return the size of the newest step of this package, of one replica, or None without one."""
     # Orbax, which these import, takes a second to load.
-    from emergency_ckpt.storage.steps.stored import StoredSteps  # noqa: PLC0415
+    from emergency_ckpt.storage.steps import StoredSteps  # noqa: PLC0415
 
     try:
         table = StoredSteps(StorageDirectory(directory, timeout_s)).view().table

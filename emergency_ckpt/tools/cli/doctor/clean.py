@@ -11,13 +11,13 @@ from emergency_ckpt.core.address import parse_address
 from emergency_ckpt.core.step_log import Entry, Table
 from emergency_ckpt.core.wording import size_text
 from emergency_ckpt.errors import ConfigError, LocalTierError
-from emergency_ckpt.ram.other_runs import (
+from emergency_ckpt.ram.leftovers import (
     LeftRun,
     holder_of,
     left_runs,
     remove_run,
 )
-from emergency_ckpt.storage.steps.writer import DirectoryWriter
+from emergency_ckpt.storage.directory_writer import DirectoryWriter
 from emergency_ckpt.storage.tier import PersistentTier
 from emergency_ckpt.tools.cli.output import age_text, print_line
 from emergency_ckpt.tools.survey.places import Places

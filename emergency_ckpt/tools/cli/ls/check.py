@@ -21,8 +21,8 @@ from emergency_ckpt.core.wording import count_text, size_text
 from emergency_ckpt.errors import CheckpointError, CorruptData
 from emergency_ckpt.ram.process_files import ProcessFiles, file_name, manifest_name
 from emergency_ckpt.state.host_state import decode
-from emergency_ckpt.storage.steps.folders import INSPECTED_AT_ONCE
-from emergency_ckpt.storage.steps.inspection import FoundStep
+from emergency_ckpt.storage.inspection import FoundStep
+from emergency_ckpt.storage.step_folders import INSPECTED_AT_ONCE
 from emergency_ckpt.storage.tier import PersistentTier
 from emergency_ckpt.tools.cli.arguments import BAD, GOOD, places_of, print_json
 from emergency_ckpt.tools.cli.output import ProgressLines, print_faults, print_line

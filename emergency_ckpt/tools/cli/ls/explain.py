@@ -13,8 +13,7 @@ import msgspec
 
 from emergency_ckpt.core.wording import TIER_WORDS, seconds_text, size_text
 from emergency_ckpt.errors import CheckpointError
-from emergency_ckpt.extras.event_log import read_events
-from emergency_ckpt.extras.event_log.records import LoggedEvent
+from emergency_ckpt.extras.event_log import LoggedEvent, read_events
 from emergency_ckpt.tools.cli.arguments import BAD, GOOD, print_json
 from emergency_ckpt.tools.cli.output import print_line, print_table
 from emergency_ckpt.tools.report.lives import whole

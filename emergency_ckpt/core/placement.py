@@ -1,4 +1,13 @@
-"""Placement of shards and host states on processes, and the writers of the persistent tier."""
+"""Placement: the shards that each process stores, and the writers of the persistent tier. Pure.
+
+A ``PlacementPolicy`` is the choice: ``AllButPrimary``, or an extra such as ``extras.striped``.
+
+Guaranteed: every box that any process holds is stored somewhere, on ``copies`` different slices
+where that many have it; all processes compute the same placement from the same arguments.
+
+Not guaranteed: equal bytes on every process where boxes differ in size; survival of a loss of more
+than ``copies - 1`` slices.
+"""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from absl import logging
 
 from emergency_ckpt.core.restore.inventory import PersistentStep
 from emergency_ckpt.core.step_log import Entry
-from emergency_ckpt.core.step_names import is_item_name
+from emergency_ckpt.core.step_names import COMMITTED, MANIFEST, STEP_METADATA, is_item_name
 from emergency_ckpt.core.timeline import is_same_save, plain_incarnation
 from emergency_ckpt.errors import CorruptData, PersistentTierError
 from emergency_ckpt.storage.calls import READ_AGAIN, read_twice
@@ -28,8 +28,7 @@ from emergency_ckpt.storage.marker import (
     TensorsId,
     check_marker,
 )
-from emergency_ckpt.storage.orbax_names import COMMITTED, MANIFEST, STEP_METADATA
-from emergency_ckpt.storage.steps.folders import INSPECTED_AT_ONCE, ITEMS, StepFolders
+from emergency_ckpt.storage.step_folders import INSPECTED_AT_ONCE, ITEMS, StepFolders
 from emergency_ckpt.types import SaveId
 
 GONE = "its tensors are gone"

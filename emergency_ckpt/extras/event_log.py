@@ -1,28 +1,170 @@
-"""``EventLog``: writes the events of one process in a thread of its own; and its observer."""
+"""The record of a job: each process's events on disk, one JSON object per line.
+
+Files of a directory:
+
+- ``events_<process:05d>.jsonl``: the events of one process of the job, of all its lives; the
+  launcher's are in ``events_launcher.jsonl``. A restart appends.
+- ``events_<process:05d>.<n>.jsonl``: older ones of the same process; the higher n, the older. The
+  oldest file is removed for room.
+- ``events_<process:05d>-<n>.jsonl``: those of another program with the same process id that wrote
+  at the same time, such as a second job with the same directory.
+
+Each line is an object, ``{"time_s": float, "name": str, "process": int | null, "slice": int | null,
+"run_id": str, "incarnation": str, "fields": {...}, "life": int}``: Unix time; the event's
+name and fields as in ``docs/monitoring.md``; the process and its slice, null for the launcher; the
+run and the life of the job that emitted it (those of a restore carry the incarnation before it),
+empty before they are known; the number of restarts by ``eckpt launch``, 0 without it.
+
+Guarantees: a line is whole, or the last of its file (a killed process) or before a line that
+follows it after a failed write; readers skip it. A normal stop loses nothing. A killed process
+loses events that its writer thread had not yet passed to the kernel: those of the last
+milliseconds, at most ``MAX_WAITING``. Nothing here raises into training or keeps it
+waiting: a full disk, a removed directory and a silent file server are logged once, events are
+dropped meanwhile, and the event ``log.lost`` tells their number afterwards.
+
+Not guaranteed: that a line survives a crash of the host, since nothing is synced.
+"""
 
 from __future__ import annotations
 
+import collections
 import contextlib
+import dataclasses
 import errno
 import fcntl
 import itertools
 import os
 import queue
+import re
 import stat
 import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 from absl import logging
 
+from emergency_ckpt.core.limits import MAX_LINE_BYTES, MAX_LOG_ENTRIES, MAX_LOG_EVENTS, MAX_TIME_S
 from emergency_ckpt.errors import ConfigError
-from emergency_ckpt.events import Event
-from emergency_ckpt.extras.event_log.records import LAUNCHER_FILE, LoggedEvent, encode_line, logged
+from emergency_ckpt.events import Event, point_of
 from emergency_ckpt.forked import drop_in_child
+from emergency_ckpt.json_decoders import decoder_of
 from emergency_ckpt.observer import JobView, Observer
+
+__all__ = [
+    "EventHistory",
+    "EventLog",
+    "EventLogObserver",
+    "LogTail",
+    "LoggedEvent",
+    "decode_line",
+    "encode_line",
+    "from_text",
+    "open_event_log",
+    "read_events",
+]
+
+
+LAUNCHER_FILE: Final = "events_launcher"
+FILE_PATTERN: Final = re.compile(r"events_(?:\d{5,9}|launcher)(?:-\d+)?(?:\.\d+)?\.jsonl")
+
+_MAX_CLIPPED_FIELDS: Final = 32
+_CLIPPED_CHARS: Final = 500
+_WORD: Final = 1 << 63
+
+_Name = Annotated[str, msgspec.Meta(min_length=1, max_length=100)]
+_Index = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
+_Id = Annotated[str, msgspec.Meta(max_length=400)]
+
+
+class LoggedEvent(msgspec.Struct, frozen=True, kw_only=True):
+    """One line.
+
+    Attributes:
+      time_s: Unix time.
+      name, fields: of the event; ``fields`` has JSON values.
+      process, slice: the emitting process and its slice; None for the launcher.
+      run_id, incarnation: of the emitting checkpointer; empty before they are known.
+      life: number of restarts by ``eckpt launch`` before this; 0 without it.
+    """
+
+    time_s: Annotated[float, msgspec.Meta(ge=0, le=MAX_TIME_S)]
+    name: _Name
+    process: _Index | None = None
+    slice: _Index | None = None
+    run_id: _Id = ""
+    incarnation: _Id = ""
+    fields: dict[str, Any] = {}
+    life: _Index = 0
+
+    @property
+    def point(self) -> str:
+        """Return the name, with the stage or the cause if there is one, as ``Event.point``."""
+        return point_of(self.name, self.fields)
+
+
+def logged(event: Event, life: int = 0) -> LoggedEvent:
+    """Return the line of ``event``; ``process`` is not repeated in its fields."""
+    origin = event.origin
+    fields = {key: value for key, value in event.fields.items() if key != "process"}
+    return LoggedEvent(
+        time_s=event.time_s,
+        name=event.name,
+        process=origin.process_index,
+        slice=origin.slice_index,
+        run_id=origin.run_id,
+        incarnation=origin.incarnation,
+        fields=fields,
+        life=life,
+    )
+
+
+def encode_line(event: LoggedEvent) -> bytes:
+    """Return one line, of at most ``MAX_LINE_BYTES``.
+
+    Values that JSON does not have become text; fields that are too long are cut.
+    """
+    try:
+        line = _ENCODER.encode(event) + b"\n"
+        if len(line) <= MAX_LINE_BYTES:
+            return line
+    except (TypeError, ValueError, OverflowError, RecursionError):
+        pass  # a surrogate, an integer beyond 64 bits, a key that is no text, a cycle
+    first = list(event.fields.items())[:_MAX_CLIPPED_FIELDS]
+    clipped = {ascii(key)[1:-1][:100]: _clipped_value(value) for key, value in first}
+    return _ENCODER.encode(msgspec.structs.replace(event, fields=clipped)) + b"\n"
+
+
+def decode_line(line: bytes) -> LoggedEvent:
+    """Return the event in ``line``. Raises ValueError for anything else."""
+    if len(line) > MAX_LINE_BYTES:
+        raise ValueError(f"decode event: {len(line)} bytes in a line, over {MAX_LINE_BYTES}")
+    try:
+        return _DECODER.decode(line)
+    except RecursionError as error:
+        raise ValueError("decode event: too deeply nested") from error
+    # msgspec's errors and UnicodeDecodeError are ValueErrors.
+
+
+def _clipped_value(value: object) -> object:
+    is_short_int = type(value) is int and -_WORD < value < _WORD
+    if value is None or isinstance(value, bool | float) or is_short_int:
+        return value
+    return _as_text(value)[:_CLIPPED_CHARS]
+
+
+def _as_text(value: object) -> str:
+    try:
+        return ascii(value)
+    except Exception as error:  # noqa: BLE001 - a user's __repr__ must not end the log
+        return f"<{type(value).__name__}: {type(error).__name__}>"
+
+
+_ENCODER = msgspec.json.Encoder(enc_hook=_as_text)
+_DECODER = decoder_of(LoggedEvent)
+
 
 LOG_VARIABLE: Final = "ECKPT_EVENT_LOG"
 """Variable with the directory that ``eckpt launch`` gives to the processes that it starts."""
@@ -314,3 +456,150 @@ def _lock(descriptor: int) -> bool:
     except OSError as error:
         return error.errno in _NO_LOCKS  # a file system without locks: one writer is assumed
     return True
+
+
+_DEFAULT_BYTES: Final = 256 << 20
+_MAX_NAMED: Final = 20
+_REASON_CHARS: Final = 200
+
+
+@dataclasses.dataclass(frozen=True)
+class EventHistory:
+    """The events of a directory.
+
+    Attributes:
+      events: by time; those of one file with equal times in their order there.
+      files: number of files that were read.
+      bad_lines: lines that are no events: cut short, damaged or foreign.
+      damaged: file, position and fault of the first of these.
+      is_cut: older events were left out, since the files are larger than the limit.
+      unreadable: a line for each file that could not be read.
+    """
+
+    events: tuple[LoggedEvent, ...]
+    files: int
+    bad_lines: int
+    is_cut: bool
+    unreadable: tuple[str, ...] = ()
+    damaged: tuple[str, ...] = ()
+
+
+def read_events(
+    directory: str | os.PathLike[str], limit_bytes: int = _DEFAULT_BYTES
+) -> EventHistory:
+    """Return the events of the log in ``directory``; also while processes append to it.
+
+    Files of other names, links, pipes and folders are passed over. Time and memory are bounded by
+    ``limit_bytes`` and a million events: of larger logs the newest part of each file is read.
+
+    Raises:
+      OSError: the directory cannot be listed.
+    """
+    sizes: dict[Path, int] = {}
+    unreadable: list[str] = []
+    with os.scandir(directory) as entries:
+        for entry in itertools.islice(entries, MAX_LOG_ENTRIES):
+            if FILE_PATTERN.fullmatch(entry.name) is None:
+                continue
+            try:
+                status = entry.stat(follow_symlinks=False)
+            except OSError as error:
+                unreadable.append(f"{entry.name}: {error}")
+                continue
+            if stat.S_ISREG(status.st_mode):
+                sizes[Path(entry.path)] = status.st_size
+    events: list[LoggedEvent] = []
+    damaged: list[str] = []
+    bad_lines, is_cut, left_bytes = 0, False, limit_bytes
+    ascending = sorted(sizes, key=lambda path: (sizes[path], path))
+    for position, path in enumerate(ascending):
+        files_left = len(ascending) - position
+        share = (left_bytes // files_left, (MAX_LOG_EVENTS - len(events)) // files_left)
+        try:
+            part = _newest(path, *share)
+        except OSError as error:
+            unreadable.append(f"{path.name}: {error}")
+            continue
+        events += part.events
+        left_bytes -= part.nbytes
+        bad_lines += part.bad_lines
+        damaged += (f"{path.name} {fault}" for fault in part.faults)
+        is_cut |= part.is_cut
+    events.sort(key=lambda event: event.time_s)
+    named = tuple(damaged[:_MAX_NAMED])
+    return EventHistory(tuple(events), len(sizes), bad_lines, is_cut, tuple(unreadable), named)
+
+
+@dataclasses.dataclass
+class _Part:
+    """The events at the end of one file, of which ``nbytes`` were read, and its first faults."""
+
+    events: collections.deque[LoggedEvent]
+    nbytes: int = 0
+    bad_lines: int = 0
+    is_cut: bool = False
+    faults: list[str] = dataclasses.field(default_factory=list[str])
+
+
+def _newest(path: Path, limit_bytes: int, most_events: int) -> _Part:
+    part = _Part(collections.deque(maxlen=most_events))
+    # O_NONBLOCK: a pipe that took the file's place must not block.
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    with open(descriptor, "rb") as file:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError("not a regular file")
+        start = max(0, status.st_size - limit_bytes)
+        if start:
+            file.seek(start - 1)
+            file.readline(MAX_LINE_BYTES)  # the end of the line before
+            part.is_cut = True
+        start = file.tell()
+        while part.nbytes < limit_bytes and (line := file.readline(MAX_LINE_BYTES + 1)):
+            place = start + part.nbytes
+            part.nbytes += len(line)
+            if line == b"\n":
+                continue
+            try:
+                event = decode_line(line)
+            except ValueError as error:
+                part.bad_lines += 1
+                if len(part.faults) < _MAX_NAMED:
+                    words = str(error)[:_REASON_CHARS] if line.endswith(b"\n") else "half a line"
+                    part.faults.append(f"at byte {place}: {words}")
+                continue
+            part.is_cut |= len(part.events) == most_events
+            part.events.append(event)
+    return part
+
+
+class LogTail:
+    """Reads the lines that were appended to a directory's log since the last call.
+
+    For a log that this program's own processes write: its size in memory is that of what is new.
+    Files that were put aside for room are not read.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._offsets: dict[Path, tuple[int, int]] = {}
+
+    def read_new(self) -> list[LoggedEvent]:
+        """Return the new events by time. An unfinished line waits for the next call.
+
+        What is no event is skipped, such as the truncated line of a killed process.
+        """
+        events: list[LoggedEvent] = []
+        for path in sorted(self._directory.glob("events_*.jsonl")):
+            if FILE_PATTERN.fullmatch(path.name) is None or path.suffixes != [".jsonl"]:
+                continue
+            with path.open("rb") as file:
+                inode = os.fstat(file.fileno()).st_ino
+                known, offset = self._offsets.get(path, (inode, 0))
+                start = file.seek(offset if known == inode else 0)
+                whole, newline, _ = file.read().rpartition(b"\n")
+                self._offsets[path] = (inode, start + len(whole) + len(newline))
+            for line in whole.split(b"\n"):
+                with contextlib.suppress(ValueError):
+                    events.append(decode_line(line))
+        return sorted(events, key=lambda event: event.time_s)

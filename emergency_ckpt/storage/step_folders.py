@@ -6,11 +6,18 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 
-from emergency_ckpt.core.step_names import PLAIN, folders_of, may_be_unknown_step, steps_by_kind
+from emergency_ckpt.core.step_names import (
+    PLAIN,
+    ROOT_METADATA,
+    STEP_METADATA,
+    TREE,
+    folders_of,
+    may_be_unknown_step,
+    steps_by_kind,
+)
 from emergency_ckpt.errors import PersistentTierError
 from emergency_ckpt.storage.directory import StorageDirectory, is_there
 from emergency_ckpt.storage.marker import HOST_STATE
-from emergency_ckpt.storage.orbax_names import ROOT_METADATA, STEP_METADATA, TREE
 
 ITEMS = ("default", "state", "items")
 """Items in which Orbax, its emergency manager and MaxText keep arrays; the first item counts."""

@@ -24,7 +24,7 @@ from emergency_ckpt.errors import AuthenticationFailed, ProtocolViolation
 from emergency_ckpt.json_decoders import Decoder
 from emergency_ckpt.run_secret import Credentials
 from emergency_ckpt.transfer import wire
-from emergency_ckpt.transfer.security.sealing import SEAL_KEY_BYTES, Direction
+from emergency_ckpt.transfer.sealing import SEAL_KEY_BYTES, Direction
 from emergency_ckpt.transfer.stream import Stream, Timeout
 
 T = TypeVar("T")

@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 
 import tensorstore
 
+from emergency_ckpt.core.step_names import MANIFEST
 from emergency_ckpt.errors import PersistentTierError
 from emergency_ckpt.storage.calls import wait_for
-from emergency_ckpt.storage.item.state import ItemArray, NamedArray, StoredPart
-from emergency_ckpt.storage.orbax_names import MANIFEST
+from emergency_ckpt.storage.item import ItemArray, NamedArray, StoredPart
 from emergency_ckpt.storage.orbax_reader import kvstore_of
 from emergency_ckpt.work_progress import WorkProgress
 

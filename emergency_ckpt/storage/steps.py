@@ -12,10 +12,10 @@ from emergency_ckpt.core.step_log import Entry, Table, greatest_number
 from emergency_ckpt.core.timeline import is_same_save
 from emergency_ckpt.errors import CheckpointError
 from emergency_ckpt.storage.directory import StorageDirectory
+from emergency_ckpt.storage.inspection import GONE, FoundStep, StepInspection
 from emergency_ckpt.storage.log import LogRead, StepLog
 from emergency_ckpt.storage.marker import HOST_STATE, MARKER_NAME
-from emergency_ckpt.storage.steps.folders import INSPECTED_AT_ONCE, StepFolders
-from emergency_ckpt.storage.steps.inspection import GONE, FoundStep, StepInspection
+from emergency_ckpt.storage.step_folders import INSPECTED_AT_ONCE, StepFolders
 
 
 @dataclasses.dataclass(frozen=True)

@@ -34,24 +34,26 @@ from emergency_ckpt.core.step_log import (
     without,
     without_lives,
 )
-from emergency_ckpt.core.step_names import folders_of, is_name_of, steps_by_kind
-from emergency_ckpt.core.timeline import Timeline, life_of, number_of
-from emergency_ckpt.errors import DirectoryInUse, PersistentTierError, StorageLost
-from emergency_ckpt.events import EventSink
-from emergency_ckpt.storage.directory import Generations, StorageDirectory
-from emergency_ckpt.storage.log import LogRead, StepLog
-from emergency_ckpt.storage.marker import HOST_STATE
-from emergency_ckpt.storage.orbax_names import (
+from emergency_ckpt.core.step_names import (
     COMMITTED,
     OWN_TEMPORARY,
     STEP_METADATA,
     TEMPORARY_SUFFIX,
     commits_of,
+    folders_of,
+    is_name_of,
+    steps_by_kind,
 )
+from emergency_ckpt.core.timeline import Timeline, life_of, number_of
+from emergency_ckpt.errors import DirectoryInUse, PersistentTierError, StorageLost
+from emergency_ckpt.events import EventSink
+from emergency_ckpt.storage.directory import Generations, StorageDirectory
+from emergency_ckpt.storage.inspection import FoundStep, items_of
+from emergency_ckpt.storage.log import LogRead, StepLog
+from emergency_ckpt.storage.marker import HOST_STATE
 from emergency_ckpt.storage.pinned import Pinned
-from emergency_ckpt.storage.steps.folders import INSPECTED_AT_ONCE, StepFolders
-from emergency_ckpt.storage.steps.inspection import FoundStep, items_of
-from emergency_ckpt.storage.steps.stored import StoredSteps, StoredView
+from emergency_ckpt.storage.step_folders import INSPECTED_AT_ONCE, StepFolders
+from emergency_ckpt.storage.steps import StoredSteps, StoredView
 from emergency_ckpt.types import SaveId
 
 _ATTEMPTS = 8

@@ -21,7 +21,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, make
 
 from emergency_ckpt.errors import ConfigError
 from emergency_ckpt.events import Event
-from emergency_ckpt.extras.metrics.metric_table import METRICS, samples_of
+from emergency_ckpt.extras.metrics import METRICS, samples_of
 from emergency_ckpt.forked import drop_in_child
 
 MAX_SCRAPES = 16

@@ -1,1 +1,0 @@
-"""The steps of a persistent directory: their list, their state, their removal."""
