@@ -6,7 +6,7 @@ cycles, and a large job's leader has millions of them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Literal
 
 import msgspec
@@ -107,6 +107,8 @@ Requirement = Literal["secret", "storage", "peers"]
 """Something without which a job ends its start with an error."""
 OnPreemption = Literal["save", "exit", "ignore"]
 """What a job does at a notice of a preemption: "exit" saves, and then ends the process."""
+HostStateRemap = Callable[[Sequence[Any], int, int], Any]
+"""``remap(payloads of all saved processes, process_index, process_count) -> payload``."""
 
 SHARD_ALIGNMENT_BYTES = 64
 """Offsets in a slot are multiples of this: XLA takes 64-byte aligned host memory without a copy."""

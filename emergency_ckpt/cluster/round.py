@@ -20,7 +20,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import msgspec
 from absl import logging
@@ -53,9 +53,6 @@ Answer = bytes | Callable[[Collection[int]], bytes]
 """One value for all members, or a function that returns the value for some of them together."""
 Rule = Callable[[Mapping[int, bytes], Mapping[int, str]], Answer | None]
 """A pure function of the values sent and of the absent members, both by member; None: wait on."""
-
-if TYPE_CHECKING:
-    from emergency_ckpt.cluster.preemption import PreemptionWatch
 
 _TOLD_LATE_S = 5.0
 """Time that the leader's answer may arrive after the deadline of its wait for the members."""
@@ -499,18 +496,31 @@ class _Ready(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     in_use: tuple[str, str, str] | None = None
 
 
+class SharedNumber(Protocol):
+    """A number that each process counts, and that goes on alike on all of them."""
+
+    @property
+    def last_number(self) -> int:
+        """The newest number of this process."""
+        ...
+
+    def go_on_from(self, number: int) -> None:
+        """Count on from ``number``, the greatest of all processes."""
+        ...
+
+
 def run_on_all(
     coordinator: Coordinator,
     name: str,
     work: Callable[[], object],
-    watch: PreemptionWatch,
+    counter: SharedNumber,
     timeout_s: float,
     series: Series | None = None,
 ) -> str:
     """Run ``work``, wait until all processes have, and return the others' errors. Collective.
 
     Raises this process's own error, as a CheckpointError, and DirectoryInUse of any process. The
-    result is empty without errors. ``watch``: goes on from one number on all processes.
+    result is empty without errors. ``counter``: goes on from one number on all processes.
     ``series``: as of ``Round``.
     """
 
@@ -518,13 +528,13 @@ def run_on_all(
         cut, in_use = ERROR_LIMIT_CHARS, None
         if isinstance(error, DirectoryInUse):
             in_use = error.target[:cut], error.problem[:cut], error.hint[:cut]
-        own = _Ready(str(error or "")[:cut], watch.last_number, in_use)
+        own = _Ready(str(error or "")[:cut], counter.last_number, in_use)
         ready_round = Round(coordinator, name, timeout_s, prompt=True, series=series)
         data = ready_round.hold(
             msgspec.json.encode(own), ready_round.when_all(lambda said: _together(said, name))
         )
         together: _Ready = decode_message(data, _Ready, f"{name}.told")
-        watch.go_on_from(together.number)
+        counter.go_on_from(together.number)
         return together
 
     together = run_and_report(work, tell)

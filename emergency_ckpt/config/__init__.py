@@ -12,7 +12,7 @@ No library validates: a row is judged by one comparison for each kind of value, 
 attrs or pydantic the texts of the faults and the rules between settings would remain to be written.
 """
 
-from emergency_ckpt.config.settings import Config, HostStateRemap, OrbaxFace, run_id_of
+from emergency_ckpt.config.settings import Config, OrbaxFace, run_id_of
 from emergency_ckpt.config.table import settings_table
 
-__all__ = ["Config", "HostStateRemap", "OrbaxFace", "run_id_of", "settings_table"]
+__all__ = ["Config", "OrbaxFace", "run_id_of", "settings_table"]

@@ -10,7 +10,7 @@ import functools
 import hashlib
 import os
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self, Unpack, cast
 
 import jax
@@ -37,7 +37,7 @@ from emergency_ckpt.errors import ConfigError
 from emergency_ckpt.extensions import parse_placement
 from emergency_ckpt.files import plain_path, resolved
 from emergency_ckpt.observer import OnEvent
-from emergency_ckpt.types import OnPreemption, Requirement, TierName
+from emergency_ckpt.types import HostStateRemap, OnPreemption, Requirement, TierName
 
 if TYPE_CHECKING:
     from emergency_ckpt.config.keywords import Settings
@@ -95,9 +95,6 @@ def _as_listeners(on_event: Any) -> list[Any]:
             given[index] = made_observer(part)
     return given
 
-
-HostStateRemap = Callable[[Sequence[Any], int, int], Any]
-"""``remap(payloads of all saved processes, process_index, process_count) -> payload``."""
 
 _SHOWN_CHARS = 200
 

@@ -9,7 +9,6 @@ from absl import logging
 
 from emergency_ckpt.background import run_in_thread
 from emergency_ckpt.cluster.shard_source import ProcessHoldings, holder_name
-from emergency_ckpt.config import HostStateRemap
 from emergency_ckpt.core.restore.inventory import Quarantined
 from emergency_ckpt.core.restore.plan_types import HostStateFetch
 from emergency_ckpt.errors import (
@@ -24,7 +23,7 @@ from emergency_ckpt.restore.room import RestoreRoom
 from emergency_ckpt.restore.shards import CopiesFailed
 from emergency_ckpt.state import host_state as host_states
 from emergency_ckpt.state.host_state_codec import as_stateful
-from emergency_ckpt.types import SaveId
+from emergency_ckpt.types import HostStateRemap, SaveId
 
 
 def fetch_documents(

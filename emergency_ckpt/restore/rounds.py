@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 from collections.abc import Callable, Collection, Mapping
-from typing import TYPE_CHECKING, Literal
+from typing import Literal, Protocol
 
 import msgspec
 
@@ -45,9 +45,6 @@ from emergency_ckpt.restore.request import CompleteSteps
 from emergency_ckpt.restore.shards import CopiesFailed
 from emergency_ckpt.restore.storage_load import LoadPlan
 from emergency_ckpt.types import LeafSpec
-
-if TYPE_CHECKING:
-    from emergency_ckpt.restore.leader import RestoreLeader
 
 _MOST_NAMED = 8
 
@@ -200,6 +197,18 @@ Next = RestorePlan | LoadPlan | NoPlan | AllDone
 Answer = Next | Failed | CompleteSteps
 
 
+class Leader(Protocol):
+    """Decides at process 0, from the rows of all processes; see ``leader.RestoreLeader``."""
+
+    def answer(self, rows: Mapping[int, Row]) -> Answer:
+        """Return what all processes do next."""
+        ...
+
+    def survey(self, rows: Mapping[int, Row]) -> CompleteSteps:
+        """Return the complete steps."""
+        ...
+
+
 class RestoreRounds:
     """One process's side of one restore, or of one survey.
 
@@ -220,7 +229,7 @@ class RestoreRounds:
         name: str,
         series: Series,
         leaves: Mapping[str, LeafSpec],
-        leader: RestoreLeader | None,
+        leader: Leader | None,
         *,
         deadline_s: float,
         step: int | None = None,

@@ -1,5 +1,7 @@
 """The thread that announces the steps to save, at the leader, and reads them, at the others.
 
+``DueSaves`` asks the schedules of the tiers and the announcements at each step.
+
 The rules are ``core.save.announcements``. The training thread shares one small object in memory
 with this thread, and never waits for it during a step.
 """
@@ -10,7 +12,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from functools import partial
 
 import msgspec
 from absl import logging
@@ -39,10 +41,8 @@ from emergency_ckpt.core.save.announcements import (
     poll_s,
 )
 from emergency_ckpt.errors import CheckpointError, CoordinationError, DeadlineExceeded, SaveFailed
+from emergency_ckpt.save.schedule import Choice, TierSchedule
 from emergency_ckpt.types import TierName
-
-if TYPE_CHECKING:
-    from emergency_ckpt.save.schedule import TierSchedule
 
 _JOIN_S = 2.0
 _SHORTEST_PAUSE_S = 0.001
@@ -54,13 +54,6 @@ _POLLS_APART = 4
 """One in so many looks for the next announcement also looks for later announcements."""
 _KEPT_KEYS = 128
 """Announcements that stay: a process is never so far behind in reading, unless it is stopped."""
-
-
-class Choice(NamedTuple):
-    """A step to announce; ``exact`` as in ``Announcement``."""
-
-    step: int
-    exact: bool = False
 
 
 Reports = dict[TierName, SaveReport]
@@ -367,3 +360,95 @@ class SaveAnnouncements:
 def _millis(seconds: float) -> int:
     """Return ``seconds`` in ms, rounded down: a process that is late by under 1 ms stays late."""
     return math.floor(1000 * seconds)
+
+
+class DueSaves:
+    """Asks schedules and announcements once for each step. For the training thread.
+
+    Attributes:
+      announced: the tiers in which the last step was due by an announcement alone: another process
+        may have read that too late.
+    """
+
+    def __init__(
+        self,
+        schedules: Mapping[TierName, TierSchedule],
+        coordinator: Coordinator,
+        failures: Failures,
+        missed: Missed,
+        *,
+        timeout_s: float,
+    ) -> None:
+        """``missed``, ``timeout_s``: as of ``SaveAnnouncements``."""
+        self._schedules = schedules
+        self._coordinator = coordinator
+        self._failures = failures
+        self._missed = missed
+        self._timeout_s = timeout_s
+        self._inspected: int | None = None
+        self._due = set[TierName]()
+        self.announced: frozenset[TierName] = frozenset()
+        self._number = 0
+        self._announcements = self._begin_announcements()
+
+    def _begin_announcements(self) -> SaveAnnouncements | None:
+        tiers: dict[TierName, TierSchedule] = {
+            name: s for name, s in self._schedules.items() if s.plan.is_announced
+        }
+        if not tiers:
+            return None
+        number = self._number
+        announcements = SaveAnnouncements(
+            self._coordinator,
+            f"announced/{number}",
+            tiers,
+            self._failures,
+            self._missed,
+            timeout_s=self._timeout_s,
+            before=f"announced/{number - 1}" if number else "",
+        )
+        for name, schedule in tiers.items():
+            schedule.begin_reports(partial(announcements.tell_ended, name))
+        return announcements
+
+    def inspect(self, step: int, *, preempted: bool) -> bool:
+        """Return whether a save is due at ``step``; ``take`` then says the same."""
+        if self._inspected != step:
+            announced = self._announcements.arrive(step) if self._announcements else frozenset()
+            by_rule = {
+                name
+                for name, schedule in self._schedules.items()
+                if schedule.is_due(step, preempted=preempted)
+            }
+            self.announced = frozenset(announced - by_rule)
+            self._due, self._inspected = by_rule | announced, step
+        return bool(self._due)
+
+    def take(self, step: int, *, force: bool, preempted: bool) -> list[TierName]:
+        """Return the tiers in which a save is due.
+
+        ``force``: in all tiers that have not gone on behind ``step``.
+        """
+        self.inspect(step, preempted=preempted)
+        self._inspected = None
+        return [
+            name
+            for name, schedule in self._schedules.items()
+            if name in self._due or (force and (schedule.is_behind(step) or step == schedule.last))
+        ]
+
+    def expect(self, step: int) -> None:
+        """Expect the step after ``step`` next, after a restore. On all processes; never waits."""
+        if self._announcements is not None:
+            self._announcements.expect(step)
+
+    def stop(self, wait_s: float = 0.0) -> None:
+        """Announce nothing more. As ``SaveAnnouncements.stop``."""
+        if self._announcements is not None:
+            self._announcements.stop(wait_s)
+
+    def start_again(self) -> None:
+        """Announce anew, after a restore. Collective, as ``stop`` before it."""
+        self._number += 1
+        self._announcements = self._begin_announcements()
+        self._inspected = None

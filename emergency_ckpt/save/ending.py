@@ -47,10 +47,11 @@ from emergency_ckpt.errors import (
     HostStateError,
     InvalidState,
 )
+from emergency_ckpt.save.announcements import DueSaves
 from emergency_ckpt.save.persistent.capture import PublishedCapture
 from emergency_ckpt.save.persistent.save import PersistentSave, PersistentSaves
 from emergency_ckpt.save.save_work import SavedSteps, SaverParts, SaveWork
-from emergency_ckpt.save.schedule import DueSaves, TierSchedule
+from emergency_ckpt.save.schedule import TierSchedule
 from emergency_ckpt.state.host_state import HostStateDocument, decode_of
 from emergency_ckpt.storage.calls import release_workers
 from emergency_ckpt.types import LOCAL, PERSISTENT, OrbaxStep, SaveId, TierName

@@ -274,14 +274,18 @@ class SaveWork:
             recipe, shards = plan.rest, plan.not_stored
         snapshot = Snapshot(()) if recipe is None else recipe.take(flat)
         capture = StorageCapture(
-            self._parts,
+            self._parts.tier,
             self._scratch,
+            self._parts.events,
+            self._parts.finite,
             request.step,
             plan.specs,
             plan.held_layout,
             snapshot,
             shards,
             shared,
+            patience_s=self._parts.config.time_limits.patience_s,
+            batch_bytes=self._parts.buffers.copy_batch_bytes,
         )
         job = PersistentSave(
             save=request.save,

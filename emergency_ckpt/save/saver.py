@@ -46,9 +46,10 @@ from emergency_ckpt.cluster.preemption import PREEMPTED_EXIT_CODE
 from emergency_ckpt.core.save.save_rules import check_items, named_metrics
 from emergency_ckpt.core.save.timing import Repeats
 from emergency_ckpt.errors import CheckpointError, InvalidState, PeerLeft, PersistentTierError
+from emergency_ckpt.save.announcements import DueSaves
 from emergency_ckpt.save.ending import Ending, inside_save
 from emergency_ckpt.save.save_work import SavedSteps, SaveRequest, SaverParts, SaveWork
-from emergency_ckpt.save.schedule import DueSaves, TierSchedule
+from emergency_ckpt.save.schedule import TierSchedule
 from emergency_ckpt.save.turn_wait import TurnWait
 from emergency_ckpt.state.staging import Snapshot
 from emergency_ckpt.state.tree import PyTree

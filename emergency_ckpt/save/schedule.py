@@ -5,23 +5,28 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Callable
+from typing import NamedTuple
 
 from emergency_ckpt.background import SAVE_NICENESS, BackgroundWorker, Failures
-from emergency_ckpt.cluster.coordination import Coordinator
 from emergency_ckpt.config.policies import SavePlan
 from emergency_ckpt.core.save.announcements import Progress
 from emergency_ckpt.core.save.save_rules import is_due
 from emergency_ckpt.core.save.timing import TierStatus, backoff_s
 from emergency_ckpt.errors import SaveFailed
-from emergency_ckpt.save.announcements import Choice, Missed, SaveAnnouncements
 from emergency_ckpt.types import TierName
 
 _MOST_STEPS_ASKED = 1000
 _HORIZON_S = 0.1
 _RULE_RESTS_S = 1.0
 """Pause after an error of a rule by the clock: it is asked far more often than each step."""
+
+
+class Choice(NamedTuple):
+    """A step to announce; ``exact`` as in ``Announcement``."""
+
+    step: int
+    exact: bool = False
 
 
 class TierSchedule:
@@ -299,95 +304,3 @@ class TierSchedule:
                 if is_wanted and step > self._made_good:
                     return step
         return None
-
-
-class DueSaves:
-    """Asks schedules and announcements once for each step. For the training thread.
-
-    Attributes:
-      announced: the tiers in which the last step was due by an announcement alone: another process
-        may have read that too late.
-    """
-
-    def __init__(
-        self,
-        schedules: Mapping[TierName, TierSchedule],
-        coordinator: Coordinator,
-        failures: Failures,
-        missed: Missed,
-        *,
-        timeout_s: float,
-    ) -> None:
-        """``missed``, ``timeout_s``: as of ``SaveAnnouncements``."""
-        self._schedules = schedules
-        self._coordinator = coordinator
-        self._failures = failures
-        self._missed = missed
-        self._timeout_s = timeout_s
-        self._inspected: int | None = None
-        self._due = set[TierName]()
-        self.announced: frozenset[TierName] = frozenset()
-        self._number = 0
-        self._announcements = self._begin_announcements()
-
-    def _begin_announcements(self) -> SaveAnnouncements | None:
-        tiers: dict[TierName, TierSchedule] = {
-            name: s for name, s in self._schedules.items() if s.plan.is_announced
-        }
-        if not tiers:
-            return None
-        number = self._number
-        announcements = SaveAnnouncements(
-            self._coordinator,
-            f"announced/{number}",
-            tiers,
-            self._failures,
-            self._missed,
-            timeout_s=self._timeout_s,
-            before=f"announced/{number - 1}" if number else "",
-        )
-        for name, schedule in tiers.items():
-            schedule.begin_reports(partial(announcements.tell_ended, name))
-        return announcements
-
-    def inspect(self, step: int, *, preempted: bool) -> bool:
-        """Return whether a save is due at ``step``; ``take`` then says the same."""
-        if self._inspected != step:
-            announced = self._announcements.arrive(step) if self._announcements else frozenset()
-            by_rule = {
-                name
-                for name, schedule in self._schedules.items()
-                if schedule.is_due(step, preempted=preempted)
-            }
-            self.announced = frozenset(announced - by_rule)
-            self._due, self._inspected = by_rule | announced, step
-        return bool(self._due)
-
-    def take(self, step: int, *, force: bool, preempted: bool) -> list[TierName]:
-        """Return the tiers in which a save is due.
-
-        ``force``: in all tiers that have not gone on behind ``step``.
-        """
-        self.inspect(step, preempted=preempted)
-        self._inspected = None
-        return [
-            name
-            for name, schedule in self._schedules.items()
-            if name in self._due or (force and (schedule.is_behind(step) or step == schedule.last))
-        ]
-
-    def expect(self, step: int) -> None:
-        """Expect the step after ``step`` next, after a restore. On all processes; never waits."""
-        if self._announcements is not None:
-            self._announcements.expect(step)
-
-    def stop(self, wait_s: float = 0.0) -> None:
-        """Announce nothing more. As ``SaveAnnouncements.stop``."""
-        if self._announcements is not None:
-            self._announcements.stop(wait_s)
-
-    def start_again(self) -> None:
-        """Announce anew, after a restore. Collective, as ``stop`` before it."""
-        self._number += 1
-        self._announcements = self._begin_announcements()
-        self._inspected = None

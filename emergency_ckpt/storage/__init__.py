@@ -10,7 +10,7 @@ A save, on the processes that ``core.placement.writers`` chooses:
    the version of the log that lists the step (``directory_writer``).
 
 A restore: ``steps`` lists the steps and checks their markers; ``orbax_reader`` reads boxes. Tools
-read a step through ``step_reader``, and write a step from another tier with ``tier.publish``.
+read a step through ``StoredStepReader``, and write a step from another tier with ``tier.publish``.
 
 Guaranteed: a crash at any instant leaves the step complete or not counting; a step that was rolled
 back is hidden, and is removed when its number is saved anew; every call has a deadline.

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import graphlib
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
@@ -276,6 +277,30 @@ def check_private_modules_are_named_where_documented() -> Iterator[str]:
     for path in PRIVATE_MODULES:
         if f"`{path.removesuffix('.py')}`" not in architecture:
             yield f"{path}: missing in ARCHITECTURE.md"
+
+
+def check_imports_have_no_circles() -> Iterator[str]:
+    """Of modules, in functions and for types alone too; a package is its ``__init__``."""
+    paths = {path: _module(path) for path, _ in nodes()}
+    modules = set(paths.values())
+    imports: dict[str, set[str]] = {module: set() for module in modules}
+    for path, node in nodes():
+        if isinstance(node, ast.ImportFrom) and node.module:
+            for alias in node.names:
+                below = f"{node.module}.{alias.name}"
+                imports[paths[path]].add(below if below in modules else node.module)
+    sorter = graphlib.TopologicalSorter(
+        {module: (names & modules) - {module, PACKAGE.name} for module, names in imports.items()}
+    )
+    try:
+        sorter.prepare()
+    except graphlib.CycleError as error:
+        yield " <- ".join(error.args[1])
+
+
+def _module(path: str) -> str:
+    parts = Path(PACKAGE.name, path).with_suffix("").parts
+    return ".".join(parts).removesuffix(".__init__")
 
 
 def check_no_private_module_of_others_is_imported() -> Iterator[str]:

@@ -12,7 +12,8 @@ import pytest
 from emergency_ckpt.background import Failures
 from emergency_ckpt.cluster import LocalCoordinator
 from emergency_ckpt.config.policies import plan_saves
-from emergency_ckpt.save.schedule import DueSaves, TierSchedule
+from emergency_ckpt.save.announcements import DueSaves
+from emergency_ckpt.save.schedule import TierSchedule
 
 LONG_S = 30.0
 

@@ -12,7 +12,7 @@ from memory_coordination import MemoryCoordinator
 from emergency_ckpt.background import Failures
 from emergency_ckpt.core.save.announcements import Progress
 from emergency_ckpt.save import SaveAnnouncements
-from emergency_ckpt.save.announcements import Choice
+from emergency_ckpt.save.schedule import Choice
 from emergency_ckpt.types import LOCAL, TierName
 
 LONG_S = 30.0

@@ -52,12 +52,11 @@ if TYPE_CHECKING:
     import jax
 
     from emergency_ckpt.config.policies import PreservationPolicy, SaveEvery
-    from emergency_ckpt.config.settings import HostStateRemap
     from emergency_ckpt.core.placement import PlacementPolicy
     from emergency_ckpt.core.save.save_rules import NonFinite
     from emergency_ckpt.core.save.snapshot_plan import DeviceReads
     from emergency_ckpt.observer import OnEvent
-    from emergency_ckpt.types import OnPreemption, Requirement
+    from emergency_ckpt.types import HostStateRemap, OnPreemption, Requirement
 
 
 class Settings(TypedDict, total=False):

@@ -38,7 +38,7 @@ class Tier:
         self, progress: Any, first_step: int, lead_s: float, *, others_save: bool
     ) -> Any:
         """Return the next step, unless one is ahead or under way."""
-        from emergency_ckpt.save.announcements import Choice  # noqa: PLC0415
+        from emergency_ckpt.save.schedule import Choice  # noqa: PLC0415
 
         del lead_s
         if others_save or not self.is_idle or progress.step <= self.ahead:

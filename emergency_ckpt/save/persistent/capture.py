@@ -18,8 +18,9 @@ from emergency_ckpt.state.staging import HostShard, Landed, LandingPlace, Snapsh
 from emergency_ckpt.types import LeafSpec, SaveId, ShardId
 
 if TYPE_CHECKING:
+    from emergency_ckpt.events import EventSink
     from emergency_ckpt.ram.tier import LocalTier
-    from emergency_ckpt.save.save_work import SaverParts
+    from emergency_ckpt.save.value_checks import FiniteLeaves
 
 
 class SlotCapture:
@@ -243,21 +244,28 @@ class StorageCapture:
 
     def __init__(
         self,
-        parts: SaverParts,
+        tier: LocalTier,
         scratch: ScratchArea,
+        events: EventSink,
+        finite: FiniteLeaves,
         step: int,
         specs: Mapping[str, LeafSpec],
         layout: Layout,
         snapshot: Snapshot,
         shards: Sequence[ShardId],
         shared: SlotCapture | None,
+        *,
+        patience_s: float,
+        batch_bytes: int,
     ) -> None:
         """``snapshot`` is of ``shards``, those that ``shared`` lacks; ``layout`` is of all.
 
         ``scratch``: memory for the shards that no slot has, one for all captures of a process.
         """
-        self._parts = parts
+        self._tier = tier
         self._scratch = scratch
+        self._events = events
+        self._finite = finite
         self._step = step
         self._specs = specs
         self._size_bytes = layout.size_bytes
@@ -265,6 +273,8 @@ class StorageCapture:
         self._snapshot = snapshot
         self._shards = shards
         self._shared = shared
+        self._patience_s = patience_s
+        self._batch_bytes = batch_bytes
         self._borrowed: tuple[_native.Mapping, Pin] | None = None
         self._captured: dict[ShardId, HostShard] = {}
         self._pins: list[Pin] = []
@@ -278,7 +288,7 @@ class StorageCapture:
         except Exception as error:  # noqa: BLE001 - raised by ``load``, in a stage of the save
             self._error = error
             return
-        self._parts.events.emit(
+        self._events.emit(
             "persistent.stage",
             stage="captured",
             step=self._step,
@@ -310,10 +320,10 @@ class StorageCapture:
     def _read(self) -> str:
         sources = [self._take(self._snapshot, self._shards)] if self._shards else []
         if self._shared is not None:
-            copied = self._shared.take(self._parts.config.time_limits.patience_s)
+            copied = self._shared.take(self._patience_s)
             if copied is None:
                 sources.append(self._take(self._shared.snapshot, self._shared.shards))
-            elif self._parts.tier.may_stay_pinned():
+            elif self._tier.may_stay_pinned():
                 pin, shards = copied
                 self._captured.update(shards)
                 self._pins.append(pin)
@@ -328,14 +338,14 @@ class StorageCapture:
         target = LandingPlace(
             mapping,
             [self._places[shard].offset for shard in shards],
-            patterns=self._parts.finite.patterns(shards, self._specs),
-            batch_bytes=self._parts.buffers.copy_batch_bytes,
+            patterns=self._finite.patterns(shards, self._specs),
+            batch_bytes=self._batch_bytes,
         )
         counts: dict[ShardId, int] = {}
         for landed in snapshot.read_into(target):
             self._note([(shards[position], crc) for position, crc, _ in landed])
             counts.update({shards[position]: count for position, _, count in landed})
-        self._parts.finite.note(self._step, counts)
+        self._finite.note(self._step, counts)
         return "scratch"
 
     def _copy_out(self, pin: Pin, copied: Mapping[ShardId, HostShard]) -> str:

@@ -13,11 +13,9 @@ from __future__ import annotations
 import argparse
 import os
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Literal
-
-import msgspec
+from typing import TYPE_CHECKING
 
 from emergency_ckpt.core.limits import SMALL_FILES_BYTES
 from emergency_ckpt.core.wording import count_text, size_text
@@ -43,26 +41,10 @@ exit status
 """
 EXAMPLE = "eckpt doctor --local-dir /dev/shm/eckpt --dir gs://bucket/run7 --run-id run7 --slices 4"
 
-Status = Literal["ok", "warning", "failure"]
+if TYPE_CHECKING:
+    from emergency_ckpt.tools.cli.doctor.checks import Finding, Status
+
 _WORST_FIRST: tuple[Status, ...] = ("failure", "warning", "ok")
-
-
-class Finding(msgspec.Struct, frozen=True):
-    """One checked thing.
-
-    Attributes:
-      check: its name, one word.
-      status: "failure": a job would fail at its start, or could not save or restore.
-      text: the finding, one clause.
-      mend: how to mend it, one sentence; empty when it is ok.
-      measured: numbers with their units in their names.
-    """
-
-    check: str
-    status: Status
-    text: str
-    mend: str = ""
-    measured: Mapping[str, float] = {}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -211,7 +193,7 @@ def _findings(args: argparse.Namespace) -> Iterator[Finding]:
                 f"{count_text(slots, 'slot', 'slots')} on this host, {size_text(needed_bytes)} in"
             )
             measured = {"slots": slots, "needed_bytes": needed_bytes}
-            yield Finding("slots", "ok", f"{text} all with host states", measured=measured)
+            yield checks.Finding("slots", "ok", f"{text} all with host states", measured=measured)
         yield from checks.check_ramdisk(args.local_dir, args.run_id, needed_bytes, spare_bytes)
 
 

@@ -13,7 +13,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
 from pathlib import Path
+from typing import Literal
 
+import msgspec
 from packaging.requirements import Requirement
 
 from emergency_ckpt import _native, files
@@ -33,7 +35,6 @@ from emergency_ckpt.ram.leftovers import left_runs
 from emergency_ckpt.ram.ownership import open_local_dir, open_run_directory
 from emergency_ckpt.run_secret import SECRET_VARIABLE, OwnSecret, own_secret
 from emergency_ckpt.storage.directory import StorageDirectory, probe_storage
-from emergency_ckpt.tools.cli.doctor import Finding
 from emergency_ckpt.transfer.client import TransferClient
 from emergency_ckpt.transfer.pool import UnprovedPeer
 
@@ -45,6 +46,27 @@ _COUNT = re.compile(r"(\d{1,6})(?:\(x\d{1,6}\))?", re.ASCII)
 _MEMORY = Path("/proc/meminfo")
 _SHMEM_PAGES = Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
 _LARGE = frozenset({"always", "within_size"})  # with "advise" a slot would have to ask for them
+
+
+Status = Literal["ok", "warning", "failure"]
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """One checked thing.
+
+    Attributes:
+      check: its name, one word.
+      status: "failure": a job would fail at its start, or could not save or restore.
+      text: the finding, one clause.
+      mend: how to mend it, one sentence; empty when it is ok.
+      measured: numbers with their units in their names.
+    """
+
+    check: str
+    status: Status
+    text: str
+    mend: str = ""
+    measured: Mapping[str, float] = {}
 
 
 def check_versions() -> Finding:

@@ -32,7 +32,7 @@ from emergency_ckpt.tools.survey.survey import Survey, take_survey
 from emergency_ckpt.types import LOCAL, PERSISTENT, ShardEntry, ShardId
 
 if TYPE_CHECKING:
-    from emergency_ckpt.storage.step_reader import StoredStepReader
+    from emergency_ckpt.storage.tier import StoredStepReader
 
 FORMAT = 2
 
@@ -276,7 +276,7 @@ def _damaged_boxes(
 def _pieces(step: StoredStepReader) -> Iterator[tuple[list[ShardId], int]]:
     """Yield the boxes of a step in parts of about ``PIECE_BYTES``, with their bytes."""
     # Imported here: Orbax, which a check of RAM does without, takes seconds.
-    from emergency_ckpt.storage.step_reader import PIECE_BYTES  # noqa: PLC0415
+    from emergency_ckpt.storage.tier import PIECE_BYTES  # noqa: PLC0415
 
     some: list[ShardId] = []
     total = 0
