@@ -15,7 +15,7 @@ from emergency_ckpt.tools.job_environment import JobEnvironment
 
 env, last_step = os.environ, 100
 job = JobEnvironment.from_environ()
-# All three, because what JAX detects on Kubernetes is one slice.
+# All three arguments: on Kubernetes JAX itself detects the processes of one slice only.
 jax.distributed.initialize(job.coordinator_address, job.process_count, job.process_index)
 
 devices = sorted(jax.devices(), key=lambda device: (device.process_index, device.id))

@@ -10,7 +10,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from emergency_ckpt import EmergencyCheckpointer
 
-# Each host is a slice of its own here, so that another host has a copy of what it has.
+# Each host is a slice of its own here, so that another host has a copy of its state.
 mesh = Mesh(np.array(jax.devices()).reshape(jax.process_count(), -1), ("slice", "fsdp"))
 model = nn.Dense(8)
 
@@ -45,5 +45,5 @@ with config.instantiate() as ckpt:
     for step in range((step or 0) + 1, last_step + 1):
         state = train_step(state, jax.random.normal(jax.random.key(step), (4, 16)))
         ckpt.save(step=step, state=state)
-    ckpt.save(step=last_step, state=state, force=True)  # the last one, in both tiers
+    ckpt.save(step=last_step, state=state, force=True)  # last step, both tiers
 print(f"done: {float(sum(leaf.sum() for leaf in jax.tree.leaves(state.params))).hex()}")

@@ -8,7 +8,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from emergency_ckpt import EmergencyCheckpointer
 
-# Each host is a slice of its own here, so that another host has a copy of what it has.
+# Each host is a slice of its own here, so that another host has a copy of its state.
 mesh = Mesh(np.array(jax.devices()).reshape(jax.process_count(), -1), ("slice", "fsdp"))
 shardings = {"w": NamedSharding(mesh, PartitionSpec("fsdp"))}
 state = jax.jit(lambda: {"w": jnp.zeros(1024)}, out_shardings=shardings)()
@@ -41,5 +41,5 @@ with config.instantiate() as ckpt:
     for step in range((step or 0) + 1, last_step + 1):
         state = train_step(state, next(data))
         ckpt.save(step=step, state=state, host_state=data)
-    ckpt.save(step=last_step, state=state, host_state=data, force=True)  # the last one, in both
+    ckpt.save(step=last_step, state=state, host_state=data, force=True)  # last step, both tiers
 print(f"done: {float(state['w'].sum()).hex()}")

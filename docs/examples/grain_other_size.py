@@ -21,8 +21,8 @@ def sliced(states: list[Any], index: int, count: int) -> Any:
     """Go on where the slowest process was, for data cut as ``dataset[process::count]``.
 
     No element is left out; those that faster processes had read come again. Positions count
-    elements. Where they count batches, and the job's batch stays as large, return the position as
-    it is.
+    elements. If positions count batches, and the job's batch stays as large, return the position
+    unchanged.
     """
     if any(set(state["data"]) != {"next_index"} for state in states):
         raise ValueError("this is no position of a Grain dataset that one process reads in order")

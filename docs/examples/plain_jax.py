@@ -48,5 +48,5 @@ with config.instantiate() as ckpt:  # on every process
         if ckpt.reached_preemption(step):  # SIGTERM: both tiers save this step
             ckpt.wait_until_finished()
             raise SystemExit(143)
-    ckpt.save(step=last_step, state=state, host_state=data, force=True)  # the last one, in both
+    ckpt.save(step=last_step, state=state, host_state=data, force=True)  # last step, both tiers
 print(f"done: {state['w'].addressable_shards[0].data[0]!r}")
