@@ -7,7 +7,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import emergency_ckpt.orbax.checkpoint as ocp  # was: import orbax.checkpoint as ocp
 
-# Each host is a slice of its own here, so that another host has a copy of its state.
+# In a job of several processes call jax.distributed.initialize() first. Each host is a slice of its
+# own here, so that another host has a copy of its state.
 mesh = Mesh(np.array(jax.devices()).reshape(jax.process_count(), -1), ("slice", "fsdp"))
 shardings = {"w": NamedSharding(mesh, PartitionSpec("fsdp"))}
 state = jax.jit(lambda: {"w": jnp.zeros(1024)}, out_shardings=shardings)()
