@@ -24,7 +24,8 @@ from emergency_ckpt.ram.host_memory import Mount
 from emergency_ckpt.run_secret import SECRET_VARIABLE, generate_secret
 from emergency_ckpt.state import link
 from emergency_ckpt.storage import StorageDirectory, probe_storage
-from emergency_ckpt.tools.cli.doctor import Finding, show
+from emergency_ckpt.tools.cli.doctor import show
+from emergency_ckpt.tools.cli.doctor.checks import Finding
 from emergency_ckpt.tools.cli.doctor.checks import check_devices, check_pages
 from emergency_ckpt.tools.served_ramdisk import ReadOnlyRamdisk
 from emergency_ckpt.transfer import TransferServer
@@ -69,6 +70,7 @@ def test_doctor_good_host_exits_with_0(
     capsys: pytest.CaptureFixture[str], ramdisk: Path, tmp_path: Path, secret_file: Path
 ) -> None:
     store = tmp_path / "store"
+    store.mkdir()
     code, checks = doctor(
         capsys,
         *("--local-dir", ramdisk, "--dir", store, "--secret-file", secret_file),
@@ -172,6 +174,25 @@ def test_doctor_blocked_storage_is_a_failure(
     code, checks = doctor(capsys, "--dir", tmp_path)
     assert code == 1
     assert "host_state" in checks["storage"]["text"]
+
+
+@pytest.mark.parametrize("makes", ["", "folder", "link"])
+def test_doctor_does_not_make_a_directory_that_is_missing(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, makes: str
+) -> None:
+    """A mount that failed looks like this; a directory in its place would hide that."""
+    directory = tmp_path / "run7"
+    if makes == "folder":
+        directory.mkdir()
+    elif makes == "link":
+        (tmp_path / "elsewhere").mkdir()
+        directory.symlink_to(tmp_path / "elsewhere")
+    code, checks = doctor(capsys, "--dir", directory)
+    assert (code, checks["storage"]["status"]) == (0, "ok" if makes else "warning")
+    assert directory.exists() == bool(makes)
+    if not makes:
+        assert "mount" in checks["storage"]["mend"]
+        assert doctor(capsys, "--dir", directory, "--strict")[0] == 1
 
 
 @pytest.fixture

@@ -53,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "Checks versions, the native engine, the secret, and what is named: a ramdisk, a"
         " persistent directory, peers. Each check is ok, a warning or a failure, with a"
         " sentence that says how to mend it. Storage is tried with a small file, which is"
-        " removed; nothing else is written. With --clean or --adopt it does that alone."
+        " removed, in the folder host_state, which stays; nothing else is written. With --clean or --adopt it does that alone."
     )
     parser.epilog = _EPILOG
     parser.add_argument(

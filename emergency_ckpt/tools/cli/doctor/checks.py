@@ -205,13 +205,19 @@ def _peer(peer: str, client: TransferClient | None, timeout_s: float) -> Finding
 
 
 def check_storage(directory: str, name: str, timeout_s: float) -> Finding:
-    """Write, read and remove a small file there, as a start does. Blocks for ``timeout_s``.
+    """Write, read and remove a small file there. Blocks for ``timeout_s``.
 
-    ``name``: part of the file's name that nobody else uses.
+    A missing directory is not made: it would hide that a file system is not mounted.
+
+    Args:
+      name: part of the file's name that nobody else uses.
     """
     storage = StorageDirectory(directory, timeout_s)
     deadline_s = time.monotonic() + timeout_s
     try:
+        if not storage.is_object_store and not storage.lexists(""):
+            mend = "If it has steps, its file system is not mounted: mount it before the job starts."
+            return Finding("storage", "warning", f"{directory} is missing; a start makes it", mend)
         probe_storage(storage, name, deadline_s, conditions=True)
     except CheckpointError as error:
         mend = _sentence(error.hint or "check that the directory is reachable and writable")
