@@ -25,8 +25,7 @@ from emergency_ckpt.run_secret import SECRET_VARIABLE, generate_secret
 from emergency_ckpt.state import link
 from emergency_ckpt.storage import StorageDirectory, probe_storage
 from emergency_ckpt.tools.cli.doctor import show
-from emergency_ckpt.tools.cli.doctor.checks import Finding
-from emergency_ckpt.tools.cli.doctor.checks import check_devices, check_pages
+from emergency_ckpt.tools.cli.doctor.checks import Finding, check_devices, check_pages
 from emergency_ckpt.tools.served_ramdisk import ReadOnlyRamdisk
 from emergency_ckpt.transfer import TransferServer
 

@@ -22,7 +22,7 @@ def seen() -> dict[str, Any]:
 
 
 def test_requests_of_a_step_are_few_and_grow_with_its_bytes(seen: dict[str, Any]) -> None:
-    """So 1 GiB takes at most 48, as docs/ram_and_storage.md says: a save's, and one for each 64 MiB."""
+    """1 GiB takes 48, as docs/ram_and_storage.md says: a save's, and one for each 64 MiB."""
     assert seen["whole"] <= MOST_OF_A_SAVE
     assert seen["small"]["count"] <= MOST_REQUESTS
     large = seen["large"]

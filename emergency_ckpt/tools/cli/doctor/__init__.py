@@ -5,7 +5,8 @@
    pages and memory.
 2. ``clean``: ``--clean`` and ``--adopt``, which take the place of the checks.
 
-The check of storage removes the file that the check has written. No other check writes.
+The check of storage removes the file that the check has written, and makes no directory. No other
+check writes.
 """
 
 from __future__ import annotations
@@ -53,7 +54,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "Checks versions, the native engine, the secret, and what is named: a ramdisk, a"
         " persistent directory, peers. Each check is ok, a warning or a failure, with a"
         " sentence that says how to mend it. Storage is tried with a small file, which is"
-        " removed, in the folder host_state, which stays; nothing else is written. With --clean or --adopt it does that alone."
+        " removed, in the folder host_state, which stays; nothing else is written. With --clean"
+        " or --adopt it does that alone."
     )
     parser.epilog = _EPILOG
     parser.add_argument(

@@ -216,7 +216,7 @@ def check_storage(directory: str, name: str, timeout_s: float) -> Finding:
     deadline_s = time.monotonic() + timeout_s
     try:
         if not storage.is_object_store and not storage.lexists(""):
-            mend = "If it has steps, its file system is not mounted: mount it before the job starts."
+            mend = "If it has steps, mount its file system before the job starts."
             return Finding("storage", "warning", f"{directory} is missing; a start makes it", mend)
         probe_storage(storage, name, deadline_s, conditions=True)
     except CheckpointError as error:
