@@ -24,7 +24,7 @@ The decision of the newest complete save is never deleted. There are no barriers
 coordination service keeps the name of each, some 900 bytes, as long as the service runs.
 
 Where a save takes longer than the next one may wait, the leader leaves the next save out for all
-processes (``vote.Turns``), and names it in the decision on the save under way.
+processes (``turns``), and names it in the decision on the save under way.
 
 A process that leaves (``stop``, an exception, the program's end) reports that to the others at
 once, with the newest save that it has begun in each tier. A vote or a stage that waits looks for

@@ -1,14 +1,8 @@
 """The wait in ``save`` for the previous save.
 
 A save to RAM waits at most ``Config.save_timeout_s``. A save to storage waits only if a face
-demands that, or if the step must exist (a forced save, or the save after a notice).
-
-Processes that leave saves to RAM out on their own may never write the same save. Suppose that
-process A writes a save that B has left out; while A writes, A leaves out the next save, which B
-writes, and so on. So where saves come too fast, the leader leaves a save out for all processes
-(``vote.Turns``). The leader waits for its turn for a little less time than the others, and its
-decision on a save names the newest save that the leader has left out by then. The others wait for
-that decision in any case, and leave out the saves that the decision names.
+demands that, or if the step must exist (a forced save, or the save after a notice). Where saves
+come too fast, the leader leaves a save out for all processes (``turns``).
 """
 
 from __future__ import annotations

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import threading
 import time
 from collections.abc import Collection, Mapping
 from typing import Literal
@@ -28,11 +27,10 @@ from emergency_ckpt.cluster.left_processes import LeftProcesses, Place, has_come
 from emergency_ckpt.cluster.round import Absent, Cell, Round, Series
 from emergency_ckpt.core.save.save_rules import all_published, decide_vote
 from emergency_ckpt.errors import CheckpointError, CoordinationError, DeadlineExceeded, PeerLeft
+from emergency_ckpt.save.turns import Turns
 from emergency_ckpt.types import LOCAL, SaveId
 
 _KEPT_VOTES = 4
-_EARLIER_S = 10.0
-"""The leader gives up its turn so much earlier: its decision reaches all some seconds later."""
 _LEARN_TIMEOUT_S = 0.5
 _BALLOT_LIMIT_CHARS = 200
 _LATE_AGAIN_S = 5.0
@@ -42,55 +40,6 @@ CHANGED = -1
 SKIPPED = "skipped it: the previous save was under way"
 LEARNED_LATE = "received the announcement of the step too late"
 """The refusal of a process that is late (``core.save.announcements``), in each tier."""
-
-
-class Turns:
-    """The saves that the leader has left out, as this process knows them. Thread-safe."""
-
-    def __init__(self, *, leads: bool) -> None:
-        self._leads = leads
-        self._lock = threading.Lock()
-        self._is_decided = False
-        self._left_out: Place | None = None
-
-    def limit_s(self, timeout_s: float) -> float:
-        """Return how long this process waits for its turn, at most ``timeout_s``."""
-        return max(timeout_s / 2, timeout_s - _EARLIER_S) if self._leads else timeout_s
-
-    def begin(self) -> None:
-        """Note that a save begins, which has no decision yet."""
-        with self._lock:
-            self._is_decided = False
-
-    def leave_out(self, save: SaveId) -> bool:
-        """At the leader: leave ``save`` out for all processes; return whether that was possible.
-
-        Too late after the decision on the save under way, for which all processes wait.
-        """
-        with self._lock:
-            if not self._leads or self._is_decided:
-                return False
-            self._left_out = in_order(save)
-            return True
-
-    def announce(self, *, ends_wait: bool) -> Place | None:
-        """At the leader: return the newest save that is left out, for a decision.
-
-        ``ends_wait``: it is the decision on the save under way, after which all begin the next.
-        """
-        with self._lock:
-            self._is_decided = self._is_decided or ends_wait
-            return self._left_out
-
-    def hear(self, left_out: Place | None) -> None:
-        """Note the newest left-out save that a decision of the leader names."""
-        with self._lock:
-            if left_out is not None and (self._left_out is None or left_out > self._left_out):
-                self._left_out = left_out
-
-    def is_left_out(self, save: SaveId) -> bool:
-        with self._lock:
-            return self._left_out is not None and in_order(save) <= self._left_out
 
 
 class Ballot(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):

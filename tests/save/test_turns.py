@@ -10,7 +10,7 @@ from programs import printed
 from world import LONG_S, World, finish, logged, save
 
 from emergency_ckpt.events import Event
-from emergency_ckpt.save.vote import Turns
+from emergency_ckpt.save.turns import Turns
 from emergency_ckpt.types import SaveId
 
 SLOW_WRITES = VERIFICATION / "simulation" / "slow_writes.py"

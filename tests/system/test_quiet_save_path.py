@@ -36,6 +36,7 @@ DECIDING = (
     "emergency_ckpt.config.settings",
     "emergency_ckpt.core.save.save_rules",
     "emergency_ckpt.observer",
+    "emergency_ckpt.save.announcements",
     "emergency_ckpt.save.saver",
     "emergency_ckpt.save.schedule",
     "jax.experimental.multihost_utils",
@@ -47,7 +48,6 @@ DECIDING = (
 # the step in the queue of the event log. Neither is part of the library that a job runs without.
 LAUNCHED = (
     "emergency_ckpt.events",
-    "emergency_ckpt.extras.event_log",
     "emergency_ckpt.extras.event_log",
     "emergency_ckpt.extras.progress",
     "queue",

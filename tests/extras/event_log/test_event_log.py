@@ -238,14 +238,14 @@ FULL = """
 import resource, signal, sys, time
 from pathlib import Path
 from absl import logging
-from emergency_ckpt.extras.event_log import log_writer
+from emergency_ckpt.extras import event_log
 from emergency_ckpt.events import Event, Origin
 told = []
 logging.warning = lambda text, *values: told.append(text % values)
-log_writer._RETRY_S = 0.0
+event_log._RETRY_S = 0.0
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (3000, 3000))
-log = log_writer.open_event_log(Path(sys.argv[1]), 3, limit_bytes=1 << 26)
+log = event_log.open_event_log(Path(sys.argv[1]), 3, limit_bytes=1 << 26)
 for number in range(100):
     log(Event("save.complete", {"step": number}, 1000.0 + number, Origin(3)))
     time.sleep(0.001)
