@@ -86,7 +86,8 @@ def job_values(args: argparse.Namespace) -> dict[str, str | list[str] | None]:
         "NAME": args.name,
         "NAMESPACE": args.namespace,
         "IMAGE": args.image,
-        "PROGRAM": list(args.program),
+        # The kubelet makes "$" of "$$" in a command, and puts variables in the place of "$(NAME)".
+        "PROGRAM": [argument.replace("$", "$$") for argument in args.program],
         "DIR": args.dir,
         "BUCKET": args.dir.removeprefix("gs://").partition("/")[0],
         "RUN_ID": args.run_id or args.name,

@@ -6,7 +6,7 @@ import copy
 import os
 import re
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from kubernetes_rules import (
     manifests_in,
     one,
     pod_specs,
+    started,
     started_trainers,
     without_rights,
     words,
@@ -41,8 +42,10 @@ SPOT = (
 
 @pytest.fixture
 def generate(capsys: pytest.CaptureFixture[str]) -> Any:
-    def run(source: str = "daemonset", *extra: str, **changes: Any) -> list[Manifest]:
-        assert eckpt_here(*words(source, *extra, **changes)) == 0
+    def run(
+        source: str = "daemonset", *extra: str, program: Sequence[str] = (), **changes: Any
+    ) -> list[Manifest]:
+        assert eckpt_here(*words(source, *extra, **changes), *program) == 0
         return manifests_in(capsys.readouterr().out)
 
     return run
@@ -114,6 +117,16 @@ def test_text_without_quotes_is_text_in_any_yaml(
     assert {"apiVersion", "name", "trainer"} <= texts
     assert all(re.fullmatch("[A-Za-z][-./0-9A-Z_a-z]+", each) for each in texts)
     assert {type(value) for value in read.values()} == {str, int, bool}
+
+
+def test_dollars_of_an_argument_reach_the_program(generate: Any) -> None:
+    """As the kubelet expands a command; the template's own references are expanded as before."""
+    given = ["$(HOME)", "$$", "a$(b$c$", "$$(HOME)", "${NAME}"]
+    manifests = generate(program=given)
+    for pod in started_trainers(manifests):
+        assert pod.command[-len(given) :] == given
+    (server,) = pod_specs([one(manifests, "DaemonSet")])[0]["containers"]
+    assert "127.0.0.1" in started(server, {}, pod_ip="127.0.0.1").command
 
 
 def test_examples_in_the_tree_are_these() -> None:
