@@ -11,6 +11,7 @@ import contextlib
 import itertools
 import operator
 import os
+import time
 from collections.abc import Callable, Collection, Generator, Mapping
 from typing import Any, NamedTuple, TypeVar
 
@@ -43,7 +44,7 @@ from emergency_ckpt.json_decoders import decoder_of
 from emergency_ckpt.observer import Observer
 from emergency_ckpt.orbax.saved_tree import nested
 from emergency_ckpt.restore.request import CompleteSteps
-from emergency_ckpt.types import LOCAL, OrbaxStep
+from emergency_ckpt.types import LOCAL, PERSISTENT, OrbaxStep
 
 T = TypeVar("T")
 
@@ -173,6 +174,7 @@ class RamBeside:
         self._newest: int | None = None
         self._surveyed: tuple[int, ...] = ()
         self._left_behind: int | None = None
+        self._restoring_since_s = 0.0
         self._failures = 0
         self._has_warned = False
         self._numbers = itertools.count()
@@ -390,6 +392,7 @@ class RamBeside:
 
         Until this manager saves or restores something.
         """
+        self._restoring_since_s = time.monotonic()
         try:
             yield
         except BaseException:
@@ -435,9 +438,10 @@ class RamBeside:
         return restored
 
     def go_on_from(self, step: int | None) -> None:
-        """Let saves go on from a step that was restored from storage. On all processes.
+        """Let saves go on from a step that Orbax's object has restored. On all processes.
 
-        Steps of RAM that are newer count until the next call of ``save``, which removes them.
+        Steps of RAM that are newer count until the next call of ``save``, which removes them. To be
+        called within ``restoring``, whose time is that of the restore in the event.
         """
         if self._ram is None or step is None:
             return
@@ -445,6 +449,10 @@ class RamBeside:
         self._left_behind = step if any(known_step > step for known_step in steps) else None
         if self._left_behind is None:
             self._ram.go_on_after(CompleteSteps(tuple(sorted(steps))))
+        seconds = time.monotonic() - self._restoring_since_s
+        self._ram.steps.parts.events.emit(
+            "restore.stage", stage="loaded", step=int(step), tier=PERSISTENT, seconds=seconds
+        )
 
     def _go_back(self, ram: EmergencyCheckpointer) -> None:
         """Remove the steps that are newer than the one that was restored. Collective."""

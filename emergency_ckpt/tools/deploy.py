@@ -4,8 +4,8 @@
    of the placeholders; it knows GKE's machine types, and the hosts of a topology.
 2. A template consists of objects of YAML with ``${NAME}`` in their texts. The placeholders are
    filled in the parsed objects, not in the text: a value with a newline or a quote stays a value,
-   whatever it says. A text that is one placeholder becomes its value, a list's items take its place
-   in a list, and without a value the field goes.
+   whatever it says, and is a text for each parser of YAML. A text that is one placeholder becomes
+   its value, a list's items take its place in a list, and without a value the field goes.
 
 Guaranteed: the ramdisk of a description without faults holds the slots of its state. Not
 guaranteed: that a cluster has the nodes, the quota or the versions that a manifest needs; nothing
@@ -86,7 +86,8 @@ def job_values(args: argparse.Namespace) -> dict[str, str | list[str] | None]:
         "NAME": args.name,
         "NAMESPACE": args.namespace,
         "IMAGE": args.image,
-        "PROGRAM": list(args.program),
+        # The kubelet makes "$" of "$$" in a command, and puts variables in the place of "$(NAME)".
+        "PROGRAM": [argument.replace("$", "$$") for argument in args.program],
         "DIR": args.dir,
         "BUCKET": args.dir.removeprefix("gs://").partition("/")[0],
         "RUN_ID": args.run_id or args.name,
@@ -398,8 +399,16 @@ class _Dumper(yaml.SafeDumper):
         return True
 
 
+_WORD = re.compile(r"[A-Za-z][-./\w]+", re.ASCII)
+"""What may stand without quotes, unless PyYAML quotes it as a word of YAML 1.1, such as ``off``.
+
+No YAML has a number that begins with a letter, and no version has words of two letters or more that
+1.1 has not. All else is quoted, since parsers differ: kubectl's, not PyYAML's, reads ``1e-4`` as a
+number and ``y`` as a truth value."""
+
+
 def _text(dumper: yaml.SafeDumper, data: str) -> yaml.ScalarNode:
-    style = "|" if "\n" in data else None
+    style = None if _WORD.fullmatch(data) else "|" if "\n" in data else "'"
     return dumper.represent_scalar("tag:yaml.org,2002:str", data, style=style)
 
 

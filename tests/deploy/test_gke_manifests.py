@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import copy
 import os
+import re
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from kubernetes_rules import (
     GKE,
     SOURCES,
@@ -20,6 +22,7 @@ from kubernetes_rules import (
     manifests_in,
     one,
     pod_specs,
+    started,
     started_trainers,
     without_rights,
     words,
@@ -39,8 +42,10 @@ SPOT = (
 
 @pytest.fixture
 def generate(capsys: pytest.CaptureFixture[str]) -> Any:
-    def run(source: str = "daemonset", *extra: str, **changes: Any) -> list[Manifest]:
-        assert eckpt_here(*words(source, *extra, **changes)) == 0
+    def run(
+        source: str = "daemonset", *extra: str, program: Sequence[str] = (), **changes: Any
+    ) -> list[Manifest]:
+        assert eckpt_here(*words(source, *extra, **changes), *program) == 0
         return manifests_in(capsys.readouterr().out)
 
     return run
@@ -68,6 +73,60 @@ def test_argument_of_several_lines_is_an_argument_only(
         each for _, each in containers(manifests) if "/app/train.py" in str(each.get("command"))
     ]
     assert text in str([*trainer["command"], *trainer.get("args", [])][-1])
+
+
+LIKE_NUMBERS = ("1e-4", "12e4", "0x1p-2", "0b11", "0o17", "1_000", "+.5e3", "1:30", ".inf", "1e400")
+LIKE_OTHERS = (
+    "y",
+    "n",
+    "On",
+    "NULL",
+    "~",
+    "",
+    "<<",
+    "=",
+    "2024-01-01",
+    "-",
+    "---",
+    "...",
+    "!",
+    "x",
+)
+
+
+def test_arguments_like_other_types_are_quoted(capsys: pytest.CaptureFixture[str]) -> None:
+    """Only the quotes show what kubectl reads: PyYAML reads what PyYAML wrote."""
+    given = LIKE_NUMBERS + LIKE_OTHERS
+    assert eckpt_here(*words(run_id="12e4"), *given) == 0
+    text = capsys.readouterr().out
+    assert "".join(f"              - '{argument}'\n" for argument in given) in text
+    assert "- '--run-id'\n              - '12e4'\n" in text
+    assert "- name: ECKPT_RUN_ID\n                value: '12e4'\n" in text
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_text_without_quotes_is_text_in_any_yaml(
+    source: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Keys too. One letter may be a truth value, and only a word begins with a letter."""
+    assert eckpt_here(*words(source, "--memory-gib", "100"), "--lr") == 0
+    text = capsys.readouterr().out
+    tokens = [token for token in yaml.scan(text) if isinstance(token, yaml.ScalarToken)]
+    read = {token.value: yaml.safe_load(token.value) for token in tokens if token.plain}
+    texts = {value for value in read.values() if isinstance(value, str)}
+    assert {"apiVersion", "name", "trainer"} <= texts
+    assert all(re.fullmatch("[A-Za-z][-./0-9A-Z_a-z]+", each) for each in texts)
+    assert {type(value) for value in read.values()} == {str, int, bool}
+
+
+def test_dollars_of_an_argument_reach_the_program(generate: Any) -> None:
+    """As the kubelet expands a command; the template's own references are expanded as before."""
+    given = ["$(HOME)", "$$", "a$(b$c$", "$$(HOME)", "${NAME}"]
+    manifests = generate(program=given)
+    for pod in started_trainers(manifests):
+        assert pod.command[-len(given) :] == given
+    (server,) = pod_specs([one(manifests, "DaemonSet")])[0]["containers"]
+    assert "127.0.0.1" in started(server, {}, pod_ip="127.0.0.1").command
 
 
 def test_examples_in_the_tree_are_these() -> None:

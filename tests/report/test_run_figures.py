@@ -7,7 +7,7 @@ import random
 
 import msgspec
 import pytest
-from run_log_support import failed_run, logged, restored_at, saved
+from run_log_support import failed_run, logged, restored_at, run_without_restores, saved
 
 from emergency_ckpt.extras.event_log import LoggedEvent
 from emergency_ckpt.tools.report.figures import (
@@ -16,7 +16,14 @@ from emergency_ckpt.tools.report.figures import (
     goodput_of,
     recoveries_of,
 )
-from emergency_ckpt.tools.report.lives import lives_of, number, number_lives, text, whole
+from emergency_ckpt.tools.report.lives import (
+    lives_of,
+    number,
+    number_lives,
+    run_events,
+    text,
+    whole,
+)
 from emergency_ckpt.tools.report.spans import marks_of, spans_of, thinned
 
 
@@ -71,6 +78,18 @@ def test_recoveries_nothing_left_lose_all_steps() -> None:
     assert (found.steps_lost, found.restored_step, found.lost_s) == (23, None, 23.0)
 
 
+def test_recoveries_life_without_a_restore_began_from_nothing() -> None:
+    (found,) = recoveries(run_without_restores())
+    assert (found.last_step, found.restored_step, found.tier) == (8, None, "")
+    assert (found.steps_lost, found.lost_s, found.recovery_s) == (8, 8.0, 17.0)
+
+
+def test_recoveries_restore_after_training_is_no_beginning() -> None:
+    """Of Orbax's object, in one incarnation: for a look at an older step, say."""
+    events = [*failed_run(), *(restored_at(1066.5, process, 10) for process in (0, 1))]
+    assert recoveries(sorted(events, key=lambda event: event.time_s)) == recoveries(failed_run())
+
+
 def test_recoveries_disagreeing_processes_are_unknown() -> None:
     events = [event for event in failed_run() if event.name != "restore.finished"]
     events += [restored_at(1057, 0, 20), restored_at(1057, 1, 15)]
@@ -114,6 +133,29 @@ def test_goodput_failed_run_divides_all_time() -> None:
     assert found.share == 30.0 / 67.75
 
 
+def test_goodput_life_without_a_restore_counts() -> None:
+    """The loops of Orbax's pages restore only where a step is there."""
+    found = use(run_without_restores())
+    assert parts(found) == {
+        "wall_s": 42.5,
+        "start_s": 10.0,
+        "training_s": 7.0,
+        "stalled_s": 0.0,
+        "redone_s": 8.0,
+        "recovery_s": 17.0,
+        "end_s": 0.5,
+    }
+
+
+def test_goodput_restore_missing_in_the_log_redoes_nothing() -> None:
+    """The log of the second life has lost its restore; its steps go on from those of the first."""
+    events = run_without_restores(second_from=9)
+    found = use(events)
+    assert (found.training_s, found.redone_s) == (8.0 + 7.0, 0.0)
+    (recovery,) = recoveries(events)
+    assert (recovery.steps_lost, recovery.lost_s, recovery.recovery_s) == (None, None, 17.0)
+
+
 def test_goodput_stalls_count_once_per_save() -> None:
     stalls = [
         logged(1015.1, "save.captured", process, step=5, tier="local", seconds=seconds)
@@ -141,6 +183,21 @@ def test_goodput_cut_and_shuffled_log_adds_up(seed: int) -> None:
     assert found == use(number_lives(unnumbered(sorted(events, key=lambda e: e.time_s))))
 
 
+def test_run_events_load_of_orbaxs_object_ends_a_restore() -> None:
+    """A load within a restore of the checkpointer does not, also where its process was lost."""
+    loaded = {"stage": "loaded", "step": 20, "tier": "persistent", "seconds": 0.25}
+    own = [logged(at_s, "restore.stage", stage=stage) for at_s, stage in ((1, "started"), (2, "x"))]
+    start = logged(4, "start.link", life=1)
+    loads = [logged(at_s, "restore.stage", life=at_s // 4, **loaded) for at_s in (3, 5)]
+    found = run_events([*loads, start, *own])
+    assert [event.name for event in found] == [
+        *["restore.stage"] * 3,
+        *["start.link", "restore.finished"],
+    ]
+    assert [life.restored_step for life in lives_of(found)] == [None, 20]
+    assert [life.tier for life in lives_of(found)] == ["", "persistent"]
+
+
 def test_number_lives_follows_restores_and_incarnations() -> None:
     events = failed_run()
     assert number_lives(unnumbered(events)) == events
@@ -161,6 +218,13 @@ def test_number_lives_restart_before_a_restore_splits() -> None:
     crashed = logged(1040, "warning", 0, 1, cause="setting")
     found = number_lives([*events, msgspec.structs.replace(crashed, incarnation="")])
     assert [e.life for e in found if e.name == "warning"] == [1]
+
+
+def test_number_lives_that_only_trained_end_at_a_start() -> None:
+    events = run_without_restores()
+    assert number_lives(unnumbered(events)) == events
+    nameless = [msgspec.structs.replace(event, incarnation="") for event in events]
+    assert number_lives(unnumbered(nameless)) == nameless
 
 
 def test_number_lives_job_events_follow_the_clock() -> None:
@@ -188,6 +252,24 @@ def test_spans_saves_and_restores_have_phases() -> None:
     assert ("planning", 1054, 1055) in kinds
     assert ("handing over, waits", 1055, 1057.25) in kinds
     assert ("restore", 1054, 1057.25) in kinds
+
+
+def test_spans_training_without_a_restore_begins_with_a_step() -> None:
+    spans = [span for span in spans_of(run_without_restores()) if span.kind == "training"]
+    assert [(span.begin_s, span.end_s) for span in spans] == [(1010, 1018), (1035, 1042)]
+
+
+def test_spans_restore_amid_a_life_divides_its_training() -> None:
+    """Orbax's object restores without a word at the beginning."""
+    events = [event for event in run_without_restores() if event.life == 0]
+    events.append(logged(1013.5, "restore.finished", step=1, tier="persistent", seconds=0.25))
+    spans = [span for span in spans_of(events) if span.kind in ("training", "restore")]
+    found = [(span.kind, span.begin_s, span.end_s, span.step) for span in spans]
+    assert found == [
+        ("training", 1010, 1013, 3),
+        ("restore", 1013.25, 1013.5, 1),
+        ("training", 1013.5, 1018, 8),
+    ]
 
 
 def test_spans_stall_ends_with_its_event() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import orbax.checkpoint as ocp
@@ -17,8 +17,8 @@ KINDS = ["native", "emergency", *FACES]
 class Native:
     """``EmergencyCheckpointer`` with the calls of ``orbax_faces``."""
 
-    def __init__(self, world: World) -> None:
-        self.own = world.open_both(save_every=100)
+    def __init__(self, world: World, settings: Mapping[str, Any]) -> None:
+        self.own = world.open_both(save_every=100, **settings)
 
     def save(self, step: int, state: Any, *, force: bool = False) -> bool:
         return self.own.save(step=step, state=state, force=force)
@@ -39,10 +39,10 @@ class Native:
 class Emergency:
     """The face of Orbax's emergency manager."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, settings: Mapping[str, Any]) -> None:
         world.ramdisk.mkdir(exist_ok=True)
         local = emergency.LocalCheckpointOptions(save_interval_steps=1)
-        options = emergency.CheckpointManagerOptions(local=local)
+        options = emergency.CheckpointManagerOptions(local=local, settings=settings)
         places = (world.ramdisk, world.persistent, world.mesh, target(world))
         self.own = emergency.CheckpointManager(*places, options=options)
 
@@ -64,15 +64,15 @@ class Emergency:
         self.own.wait_until_finished()
 
 
-def opener(kind: str, world: World) -> Callable[[], Any]:
+def opener(kind: str, world: World, **settings: Any) -> Callable[[], Any]:
     """Return what opens the face: one that saves each step to RAM, and of storage the first."""
 
     def opened() -> Any:
         if kind == "native":
-            return Native(world)
+            return Native(world, settings)
         if kind == "emergency":
-            return Emergency(world)
-        settings = {"local_save_every": 1, "mesh": world.mesh, "on_event": world.events.append}
-        return FACES[kind](world.persistent, 100, ram=world.ramdisk, settings=settings)
+            return Emergency(world, settings)
+        own = {"local_save_every": 1, "mesh": world.mesh, "on_event": world.events.append}
+        return FACES[kind](world.persistent, 100, ram=world.ramdisk, settings=own | settings)
 
     return opened

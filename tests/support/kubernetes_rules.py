@@ -223,7 +223,10 @@ def started_trainers(manifests: list[Manifest]) -> Iterator[StartedContainer]:
 def started(
     container: Manifest, annotations: Mapping[str, str], *, pod_ip: str
 ) -> StartedContainer:
-    """Return ``container`` with its fields of the pod filled in, and ``$(NAME)`` expanded."""
+    """Return ``container`` with its fields of the pod filled in, and ``$`` expanded.
+
+    A variable takes the place of its ``$(NAME)``, and ``$`` that of ``$$``. All else stays.
+    """
     environ: dict[str, str] = {}
     for variable in container.get("env", []):
         if "value" in variable:
@@ -236,7 +239,11 @@ def started(
         else:
             environ[variable["name"]] = {"status.podIP": pod_ip}[path]
     command = [
-        re.sub(r"\$\((\w+)\)", lambda found: environ[found[1]], word)
+        re.sub(
+            r"\$\$|\$\(([^)]*)\)",
+            lambda found: "$" if found[1] is None else environ.get(found[1], found[0]),
+            word,
+        )
         for word in container["command"]
     ]
     return StartedContainer(command, environ)

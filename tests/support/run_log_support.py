@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from emergency_ckpt.extras.event_log import LoggedEvent
 from emergency_ckpt.tools.cli.ls.explain import RestoreExplanation, last_restore
 from emergency_ckpt.tools.report.lives import ReportRun, read_log
@@ -62,6 +64,19 @@ def failed_run(*, every_step: bool = True) -> list[LoggedEvent]:
                 if step % 5 == 0:
                     events += saved(time_s, process, life, step)
     return sorted(events, key=lambda event: event.time_s)
+
+
+def run_without_restores(*, second_from: int = 0) -> list[LoggedEvent]:
+    """Return a start of 10 s, steps 0 to 8, and 17 s later 8 steps of a life that restores none."""
+    events: list[LoggedEvent] = []
+    for life, begin_s, first, count in ((0, 1000, 0, 9), (1, 1025, second_from, 8)):
+        start = logged(begin_s, "start.link", life=life, platform="gpu")
+        events.append(msgspec.structs.replace(start, incarnation=""))
+        events += [
+            logged(begin_s + 10 + i, "train.step", life=life, step=first + i) for i in range(count)
+        ]
+        events += saved(events[-1].time_s, 0, life, first + count - 1)
+    return events
 
 
 def line_of(event: LoggedEvent, run_id: str = "run7") -> str:

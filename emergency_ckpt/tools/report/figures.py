@@ -90,8 +90,7 @@ def _last_kept_steps(lives: Sequence[JobLife]) -> list[int | None]:
         last = life.last_step
         keeps.append(last if lowest is None or last is None else min(last, lowest))
         if life.trains_from_s is not None and life.steps:
-            back_to = life.restored_step or 0
-            lowest = back_to if lowest is None else min(lowest, back_to)
+            lowest = life.back_to if lowest is None else min(lowest, life.back_to)
     return keeps[::-1]
 
 
@@ -151,20 +150,19 @@ def _recovery(
 ) -> RunRecovery:
     trained = [earlier for earlier in before if earlier.steps] or [before[-1]]
     last = trained[-1]
-    back_to = life.restored_step
-    settled = life.trains_from_s is not None
-    lost = None
-    if settled and last.last_step is not None and (back_to is not None or not restores):
-        lost = max(0, last.last_step - (back_to or 0))
+    back_to = life.from_step
+    lost = lost_s = None
+    if back_to is not None and last.last_step is not None:
+        lost, lost_s = max(0, last.last_step - back_to), _lost_s(trained, back_to)
     times = [number(event, "seconds") or 0.0 for event in restores]
     return RunRecovery(
         life=life.number,
         last_step=last.last_step,
-        restored_step=back_to,
+        restored_step=life.restored_step,
         tier=life.tier,
         steps_lost=lost,
         at_least=not last.every_step,
-        lost_s=None if lost is None else _lost_s(trained, back_to or 0),
+        lost_s=lost_s,
         recovery_s=_recovery_s(last, life),
         restore_s=max(times, default=None),
     )
@@ -182,7 +180,7 @@ def _lost_s(trained: Sequence[JobLife], back_to: int) -> float | None:
         if life.trains_from_s is None:
             return None
         total += end_s - life.trains_from_s
-        if life.restored_step is None or life.restored_step <= back_to:
+        if life.back_to <= back_to:
             break
     return total
 

@@ -27,8 +27,10 @@ _ELLIPSIS = "..."
 _MAX_RUN_IDS = 5
 _BEGINNINGS = frozenset({"start.link", "restore.stage.started"})
 _BEGUN = frozenset({"restore.finished", "restore.nothing"})
+_RESTORE_OVER = frozenset({*_BEGUN, "restore.failed", "start.link"})
 _STEP = "train.step"
 _DUE = "save.started"
+_TRAINED = frozenset({_STEP, _DUE})
 _FAULT = "fault.fired"
 
 
@@ -69,8 +71,11 @@ class JobLife:
     Attributes:
       number: from 0.
       begin_s, end_s: times of its first and of its last event.
-      trains_from_s: time at which the last process had its state; None when it never had.
+      trains_from_s: time at which the last process had its state; that of the first step where the
+        log has no restore; None when the life never trained.
       restored_step: step that all processes restored; None when there was none, or they disagree.
+      from_step: step from which training went on, 0 for a beginning from nothing; None when it is
+        not known: the processes disagree, or there is no restore and the first step is beyond 1.
       tier: tier of that step; "" when unknown.
       steps: step and the time at which the first process had finished it, ascending in both.
       every_step: True when each step was logged, False when only steps with a save were.
@@ -82,6 +87,7 @@ class JobLife:
     end_s: float
     trains_from_s: float | None
     restored_step: int | None
+    from_step: int | None
     tier: str
     steps: tuple[tuple[int, float], ...]
     every_step: bool
@@ -91,6 +97,13 @@ class JobLife:
     def last_step(self) -> int | None:
         """Last step that is known to be finished; None when there is none."""
         return self.steps[-1][0] if self.steps else None
+
+    @property
+    def back_to(self) -> int:
+        """As ``from_step``; the step before the first one when that is not known."""
+        if self.from_step is not None:
+            return self.from_step
+        return max(0, self.steps[0][0] - 1) if self.steps else 0
 
     @property
     def stopped_s(self) -> float:
@@ -103,7 +116,7 @@ class JobLife:
         """Return when ``step`` was finished, interpolated; None when it lies outside this life."""
         points = self.steps
         if self.trains_from_s is not None:
-            first = ((self.restored_step or 0), self.trains_from_s)
+            first = (self.back_to, self.trains_from_s)
             points = (first, *(point for point in points if point[0] > first[0]))
         for (low, low_s), (high, high_s) in itertools.pairwise(points):
             if low <= step <= high:
@@ -177,7 +190,7 @@ def _segments(events: Iterable[LoggedEvent]) -> list[tuple[str, list[LoggedEvent
             if is_other or (event.point in _BEGINNINGS and has_begun):
                 parts.append([])
                 has_begun, trains_in = False, ""
-            has_begun = has_begun or event.name in _BEGUN
+            has_begun = has_begun or event.name in _BEGUN or event.name in _TRAINED
             if event.name == _DUE:
                 trains_in = trains_in or _life_name(event)
             parts[-1].append(event)
@@ -205,23 +218,50 @@ def lives_of(events: Iterable[LoggedEvent]) -> tuple[JobLife, ...]:
 
 
 def _life(number: int, events: Sequence[LoggedEvent]) -> JobLife:
-    begun = [event for event in events if event.name in _BEGUN]
+    begun = _begun(events)
     restored = [event for event in begun if event.name == "restore.finished"]
-    steps = {whole(event, "step") for event in restored}
+    restored_steps = {whole(event, "step") for event in restored}
+    restored_step = restored_steps.pop() if len(restored_steps) == 1 else None
     every_step = any(event.name == _STEP for event in events)
+    steps = _finished_steps(events, _STEP if every_step else _DUE)
+    is_from_nothing = bool(begun) or bool(steps and steps[0][0] <= 1)
     faults = [event.time_s for event in events if event.name == _FAULT]
     tiers = {tier for event in restored if isinstance(tier := event.fields.get("tier"), str)}
     return JobLife(
         number=number,
         begin_s=min(event.time_s for event in events),
         end_s=max(event.time_s for event in events),
-        trains_from_s=max((event.time_s for event in begun), default=None),
-        restored_step=steps.pop() if len(steps) == 1 else None,
+        trains_from_s=_trains_from_s(begun, steps),
+        restored_step=restored_step,
+        from_step=restored_step if restored else 0 if is_from_nothing else None,
         tier=tiers.pop() if len(tiers) == 1 and tiers <= {LOCAL, PERSISTENT} else "",
-        steps=_finished_steps(events, _STEP if every_step else _DUE),
+        steps=steps,
         every_step=every_step,
         fault_s=min(faults, default=None),
     )
+
+
+def _begun(events: Iterable[LoggedEvent]) -> list[LoggedEvent]:
+    """Return the ends of restores after which a process made its first step of a life, or none."""
+    begun: list[LoggedEvent] = []
+    trained: set[int | None] = set()
+    for event in sorted(events, key=lambda event: event.time_s):
+        if event.name in _TRAINED:
+            trained.add(event.process)
+        elif event.name in _BEGUN and event.process not in trained:
+            begun.append(event)
+    return begun
+
+
+def _trains_from_s(
+    begun: Sequence[LoggedEvent], steps: Sequence[tuple[int, float]]
+) -> float | None:
+    """Return when training began: after the restores, and not later than the first step."""
+    restored_s = max((event.time_s for event in begun), default=None)
+    if not steps:
+        return restored_s
+    first_s = steps[0][1]
+    return first_s if restored_s is None else min(restored_s, first_s)
 
 
 def _finished_steps(events: Iterable[LoggedEvent], name: str) -> tuple[tuple[int, float], ...]:
@@ -281,10 +321,23 @@ def read_log(directory: Path) -> ReportRun:
 
 
 def run_events(events: Sequence[LoggedEvent]) -> list[LoggedEvent]:
-    """Return the events as figures need them, by time and numbered by life."""
-    return number_lives(
-        msgspec.structs.replace(event, name=bounded_text(event.name)) for event in events
-    )
+    """Return the events as figures need them, by time and numbered by life.
+
+    A step that an object of Orbax's has loaded beside the RAM tier ends a restore, as others do.
+    """
+    of_run: list[LoggedEvent] = []
+    restoring: set[int | None] = set()
+    for event in sorted(events, key=lambda event: event.time_s):
+        name, fields = bounded_text(event.name), event.fields
+        if event.point == "restore.stage.started":
+            restoring.add(event.process)
+        elif name in _RESTORE_OVER:
+            restoring.discard(event.process)
+        elif event.point == "restore.stage.loaded" and event.process not in restoring:
+            name = "restore.finished"
+            fields = {field: value for field, value in fields.items() if field != "stage"}
+        of_run.append(msgspec.structs.replace(event, name=name, fields=fields))
+    return number_lives(of_run)
 
 
 def _error(directory: Path, problem: str, *, hint: str) -> CheckpointError:

@@ -121,15 +121,15 @@ def spans_of(events: Sequence[LoggedEvent]) -> list[Span]:
 
 
 def _training(process: int, part: Iterable[LoggedEvent]) -> list[Span]:
-    begin_s = end_s = step = None
+    """Return the bars of training: each begins after a restore, else with a step."""
+    spans: list[Span] = []
     for event in part:
-        if event.name in _RESTORE_ENDS:
-            begin_s = event.time_s
-        elif event.name in ("train.step", "save.started"):
-            end_s, step = event.time_s, whole(event, "step")
-    if begin_s is None or end_s is None or end_s <= begin_s:
-        return []
-    return [Span(process=process, kind="training", begin_s=begin_s, end_s=end_s, step=step)]
+        at_s, is_step = event.time_s, event.name in ("train.step", "save.started")
+        if event.name in _RESTORE_ENDS or (is_step and not spans):
+            spans.append(_span(process, "training", at_s, at_s, None))
+        if is_step:
+            spans[-1] = dataclasses.replace(spans[-1], end_s=at_s, step=whole(event, "step"))
+    return [span for span in spans if span.end_s > span.begin_s]
 
 
 def _saves(process: int, part: Sequence[LoggedEvent]) -> list[Span]:
@@ -175,6 +175,9 @@ def _restores(process: int, part: Sequence[LoggedEvent]) -> list[Span]:
             spans.append(_span(process, _PHASES[event.point], phase_s, event.time_s, step))
             phase_s = event.time_s
         elif event.name in _RESTORE_ENDS:
+            seconds = number(event, "seconds")
+            if begun_s is None and seconds is not None:  # of Orbax's object, which says no more
+                begun_s = event.time_s - seconds
             if begun_s is not None:
                 spans.append(_span(process, "restore", begun_s, event.time_s, step))
             if phase_s is not None and event.name == "restore.finished":
