@@ -11,6 +11,7 @@ from orbax.checkpoint import checkpoint_managers as ocm
 from world import World, same, save_all
 
 from emergency_ckpt.config.policies import PerProcessPolicy
+from emergency_ckpt.core.limits import MAX_HOST_STATE_BYTES
 from emergency_ckpt.errors import (
     CheckpointError,
     InvalidState,
@@ -23,8 +24,8 @@ KEEPS_THREE: dict[str, Any] = {
     "local_keep_last_n": 3,
     "save_every": 4,
 }
-NOT_UNICODE = "\udcff"
-"""A host state that cannot be encoded: the save fails, with its tensors published."""
+TOO_LARGE = "x" * MAX_HOST_STATE_BYTES
+"""A host state of which no document is made: the save fails, with its tensors published."""
 
 
 def test_more_steps_than_one_are_kept_in_ram(world: World) -> None:
@@ -128,7 +129,7 @@ def test_step_left_by_a_removal_outlives_failures(world: World) -> None:
         ckpt.steps.remove(2)
         assert ckpt.all_steps() == [1]
         for step in (3, 4, 5, 6):
-            ckpt.save(step=step, state=world.state(step), host_state=NOT_UNICODE)
+            ckpt.save(step=step, state=world.state(step), host_state=TOO_LARGE)
             ckpt.wait_until_finished()
             assert ckpt.steps.survey(world.state(0)).local == (1,)
     with world.open(local_keep_last_n=2) as ckpt:

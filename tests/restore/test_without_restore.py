@@ -16,6 +16,7 @@ from ledgers import ledger_in
 from world import World, logged, same, save, save_all
 
 from emergency_ckpt import EmergencyCheckpointer
+from emergency_ckpt.core.limits import MAX_HOST_STATE_BYTES
 from emergency_ckpt.errors import PersistentTierError
 
 
@@ -43,7 +44,7 @@ def held(world: World) -> list[int]:
     return sorted(file["manifest"]["contents"]["save"]["step"] for file in files)
 
 
-NOT_UNICODE = "\udcff"
+TOO_LARGE = "x" * MAX_HOST_STATE_BYTES
 
 
 def said(world: World) -> list[object]:
@@ -134,10 +135,10 @@ def test_fresh_start_says_nothing(world: World) -> None:
 
 
 def test_saves_that_are_never_whole_leave_nothing_behind(world: World) -> None:
-    """The host state cannot be encoded, so each save of the new start fails."""
+    """The host state is too large, so each save of the new start fails."""
     saved(world, 99, 100)
     with world.open() as ckpt:
-        ckpt.save(step=5, state=world.state(5), host_state={"at": NOT_UNICODE})
+        ckpt.save(step=5, state=world.state(5), host_state={"at": TOO_LARGE})
         ckpt.wait_until_finished()
         assert ckpt.failed_saves == 1
     assert said(world) == [100]

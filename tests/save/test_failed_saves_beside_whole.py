@@ -6,15 +6,16 @@ import pytest
 from world import World
 
 from emergency_ckpt import EmergencyCheckpointer
+from emergency_ckpt.core.limits import MAX_HOST_STATE_BYTES
 
 
 class Unsteady:
-    """An iterator whose state is sometimes no Unicode: then a save fails behind its tensors."""
+    """An iterator whose state is sometimes too large: then a save fails behind its tensors."""
 
     is_broken = False
 
     def get_state(self) -> str:
-        return "\udcff" if self.is_broken else ""
+        return "x" * MAX_HOST_STATE_BYTES if self.is_broken else ""
 
     def set_state(self, state: str) -> None:
         del state
