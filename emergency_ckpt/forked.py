@@ -1,7 +1,8 @@
 """Release, in a forked child, of resources shared with its parent: locks, sockets, exit work.
 
 A ``flock`` lock and a listening port last until the last copy of their descriptor is closed, so a
-data loader's worker that outlives a killed trainer would keep the next start from both.
+data loader's worker that outlives a killed trainer would keep the next start from both. The memory
+of mapped files is not in a child at all: see ``native/engine/mapping.cc``.
 """
 
 from __future__ import annotations

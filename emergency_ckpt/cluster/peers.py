@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -20,7 +19,6 @@ from emergency_ckpt.cluster.coordination import (
 )
 from emergency_ckpt.cluster.left_processes import have_left
 from emergency_ckpt.cluster.round import Round
-from emergency_ckpt.core.address import parse_address, split_holder
 from emergency_ckpt.core.timeline import new_incarnation
 from emergency_ckpt.errors import CheckpointError, PeerLeft, RestoreFailed
 from emergency_ckpt.ram.manifest import decode_contents
@@ -28,7 +26,7 @@ from emergency_ckpt.transfer.client import TransferClient
 from emergency_ckpt.types import Contents, SaveId
 
 _ADDRESS_TIMEOUT_S = 30.0
-_CONNECT_TIMEOUT_S = 1.0
+_GREETING_TIMEOUT_S = 1.0
 
 
 class Known(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -119,9 +117,11 @@ class LostPeers:
     The arrays of a state may wait for a dead process in a collective. JAX ends its wait for an
     array only by its heartbeats, 100 s later. When a process dies, its host's kernel closes the
     process's connections and refuses new connections to its port; both together are the proof of a
-    death. A server that has closed an idle connection still takes new connections. A partition, or
-    a host that is gone, neither closes nor refuses connections: such losses are left to JAX's
-    heartbeats and to the engine that runs the job.
+    death. A server that has closed an idle connection still takes new connections: a handshake with
+    it proves the run's secret, so that the peer sees no stranger, and the new connection is kept,
+    so that the peer is no suspect any longer. A partition, or a host that is gone, neither closes
+    nor refuses connections: such losses are left to JAX's heartbeats and to the engine that runs
+    the job.
     """
 
     def __init__(self, coordinator: Coordinator, peers: Peers) -> None:
@@ -140,7 +140,7 @@ class LostPeers:
             return
         self._turn += 1
         suspect = suspects[self._turn % len(suspects)]
-        if not _refuses(self._peers.address_of(suspect)):
+        if not self._refuses(suspect):
             return
         try:
             if suspect in have_left(self._coordinator, [suspect]):
@@ -160,15 +160,15 @@ class LostPeers:
         except CheckpointError:
             return False  # the peer's address is not known
 
+    def _refuses(self, peer: int) -> bool:
+        """Return whether the peer's port is closed; make a new connection to keep where it is not.
 
-def _refuses(address: str) -> bool:
-    place = parse_address(split_holder(address)[1])
-    try:
-        with socket.create_connection(place, _CONNECT_TIMEOUT_S):
-            return False
-    except ConnectionRefusedError:
-        return True
-    except OSError:
+        A reset or a silence is no refusal.
+        """
+        try:
+            self._peers.client.greet(self._peers.address_of(peer), _GREETING_TIMEOUT_S)
+        except CheckpointError as error:
+            return isinstance(error.__cause__, ConnectionRefusedError)
         return False
 
 

@@ -43,7 +43,7 @@ from absl import logging
 
 from emergency_ckpt.background import closing
 from emergency_ckpt.cluster.preemption import PREEMPTED_EXIT_CODE
-from emergency_ckpt.core.save.save_rules import check_items, named_metrics
+from emergency_ckpt.core.save.save_rules import check_items, named_metrics, plain_orbax
 from emergency_ckpt.core.save.timing import Repeats
 from emergency_ckpt.errors import CheckpointError, InvalidState, PeerLeft, PersistentTierError
 from emergency_ckpt.save.announcements import DueSaves
@@ -153,7 +153,7 @@ class Saver:
         json_metrics = None if metrics is None else named_metrics(metrics)
         forced = force or preempted
         save = self.saved.identity(step, forced=forced)
-        orbax = orbax or OrbaxStep(metrics=json_metrics)
+        orbax = plain_orbax(orbax or OrbaxStep(metrics=json_metrics))
         orbax = msgspec.structs.replace(orbax, step_name=self._parts.config.orbax.step_name)
         check_items(orbax, state)
         now_s = time.monotonic()

@@ -100,11 +100,8 @@ def encode(
     ``orbax``: of the step; kept in the document of the first process alone.
     """
     target = f"of process {owner} of {count} at step {save.step}"
-    try:
-        encoded = msgspec.json.encode(payload)
-        kept = msgspec.json.encode(orbax, order="sorted")
-    except UnicodeEncodeError as error:
-        raise HostStateError("encode host state", target, "text is not valid Unicode") from error
+    encoded = msgspec.json.encode(payload)
+    kept = msgspec.json.encode(orbax, order="sorted")
     if codec.containers_in(encoded) > MAX_HOST_STATE_CONTAINERS:
         raise HostStateTooLarge(
             "encode host state",
@@ -138,11 +135,8 @@ def encode(
 
 
 def size_of(payload: Payload) -> int:
-    """Return the bytes of a payload in a document. Text that cannot be encoded counts nothing."""
-    try:
-        return len(msgspec.json.encode(payload))
-    except UnicodeEncodeError:
-        return 0  # the save of it says so
+    """Return the bytes of a payload in a document."""
+    return len(msgspec.json.encode(payload))
 
 
 def decode_of(save: SaveId, owner: int, count: int, data: bytes) -> HostStateDocument:

@@ -121,8 +121,11 @@ def to_payload(value: object, path: str = "host_state", depth: int = 0) -> Paylo
             f"nested deeper than {MAX_DEPTH} levels",
             hint="check whether it contains itself",
         )
-    if value is None or type(value) in {bool, str}:
-        return cast(Payload, value)
+    if type(value) is str:
+        _check_text(value, path)
+        return value
+    if value is None or type(value) is bool:
+        return value
     encoder = _ENCODERS.get(type(value))
     if encoder is not None:
         return encoder(value, path, depth + 1)
@@ -220,6 +223,8 @@ def dict_payload(
     """Return the payload of a dict, from its keys and the payloads of its values."""
     pairs = list(items)
     if all(type(key) is str and not _looks_like_tag(key) for key, _ in pairs):
+        for key, _ in pairs:
+            _check_text(key, f"{path} key {text_of(key)}")
         return dict(pairs)
     if _too_many_equal_hashes(key for key, _ in pairs):
         problem = f"over {MAX_EQUAL_HASHES} keys of a dict have the same hash"
@@ -247,6 +252,15 @@ def holds_state(payload: Payload) -> bool:
     items = [item for _, item in dict_items(payload) or ()]
     sequence = sequence_items(payload)
     return any(map(holds_state, items + (sequence[1] if sequence else [])))
+
+
+def _check_text(text: str, path: str) -> None:
+    """Raise HostStateError for a text that has no UTF-8, such as a name of a file may be."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        hint = "keep the name of a file as bytes, which os.fsencode returns"
+        raise HostStateError("capture", path, "text is not valid Unicode", hint=hint) from error
 
 
 def _looks_like_tag(key: object) -> bool:

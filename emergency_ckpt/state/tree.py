@@ -15,7 +15,7 @@ import numpy as np
 from jax.sharding import AbstractMesh, NamedSharding
 
 from emergency_ckpt.core.boxes import whole
-from emergency_ckpt.core.limits import MAX_PATH_CHARS
+from emergency_ckpt.core.limits import MAX_DIMENSIONS, MAX_PATH_CHARS
 from emergency_ckpt.core.placement import HeldLeaves
 from emergency_ckpt.core.restore.leaves import PYTHON_NUMBERS
 from emergency_ckpt.core.shard_layout import DTYPE_ITEM_BYTES
@@ -101,8 +101,8 @@ def describe(state: PyTree, operation: str) -> StateTree:
     """Describe ``state`` (arrays or specs with shape, dtype and sharding). Not collective.
 
     Raises:
-      InvalidState: a leaf of an unsupported type or dtype, a path too long, two leaves with one
-        path, or a dict whose keys have no order.
+      InvalidState: a leaf of an unsupported type or dtype or of too many dimensions, a path too
+        long, two leaves with one path, or a dict whose keys have no order.
     """
     try:
         flat, treedef = jax.tree_util.tree_flatten_with_path(state)
@@ -126,6 +126,14 @@ def describe(state: PyTree, operation: str) -> StateTree:
         if leaf.spec.dtype not in DTYPE_ITEM_BYTES:
             raise InvalidState(
                 operation, f"leaf {path!r}", f"dtype {leaf.spec.dtype} has no bytes to store"
+            )
+        if len(leaf.spec.global_shape) > MAX_DIMENSIONS:
+            raise InvalidState(
+                operation,
+                f"leaf {path!r}",
+                "it has too many dimensions",
+                expected=f"at most {MAX_DIMENSIONS}",
+                actual=len(leaf.spec.global_shape),
             )
     return StateTree(tuple(leaves[path] for path in sorted(leaves)), treedef)
 

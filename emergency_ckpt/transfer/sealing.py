@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
-import threading
 from collections import deque
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
@@ -59,21 +58,21 @@ class Buffer:
 
 
 _free: deque[Buffer] = deque(maxlen=_KEPT_BUFFERS)
-_free_lock = threading.Lock()
+os.register_at_fork(after_in_child=_free.clear)  # their memory is the parent's alone
 
 
 @contextmanager
 def buffer() -> Generator[Buffer]:
     """Lend a buffer to one caller at a time. OSError when there is no memory for one."""
-    with _free_lock:
-        taken = _free.pop() if _free else None
-    if taken is None:
+    # No lock: a thread that is not in a forked child might hold it.
+    try:
+        taken = _free.pop()
+    except IndexError:
         taken = Buffer()
     try:
         yield taken
     finally:
-        with _free_lock:
-            _free.append(taken)  # a full deque drops its oldest
+        _free.append(taken)  # a full deque drops its oldest
 
 
 class Direction:

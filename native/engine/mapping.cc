@@ -2,6 +2,7 @@
 
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <stdexcept>
@@ -13,7 +14,7 @@
 namespace eckpt {
 
 MappedMemory::MappedMemory(int fd, size_t size_bytes, bool writable)
-    : size_bytes_(size_bytes), writable_(writable) {
+    : size_bytes_(size_bytes), writable_(writable), owner_(getpid()) {
   struct stat status;
   if (fstat(fd, &status) != 0) throw std::system_error(errno, std::generic_category(), "fstat");
   if (status.st_size < 0 || static_cast<size_t>(status.st_size) < size_bytes) {
@@ -25,13 +26,18 @@ MappedMemory::MappedMemory(int fd, size_t size_bytes, bool writable)
   const int protection = writable ? PROT_READ | PROT_WRITE : PROT_READ;
   void* data = mmap(nullptr, size_bytes, protection, MAP_SHARED, fd, 0);
   if (data == MAP_FAILED) throw std::system_error(errno, std::generic_category(), "mmap");
+  // A worker that the process forks would keep the pages of a deleted file. Where the kernel knows
+  // no such advice, the worker keeps them.
+  madvise(data, size_bytes, MADV_DONTFORK);
   data_ = static_cast<std::byte*>(data);
   WatchForFaults(data_, size_bytes_);
   EnsureFaultNotice();
 }
 
 MappedMemory::~MappedMemory() {
-  if (data_ == nullptr) return;
+  // In a forked child the range may be another's, and a thread that is not there may have held the
+  // lock of the watch.
+  if (data_ == nullptr || getpid() != owner_) return;
   UnwatchForFaults(data_);  // first: after the unmap the range may have another owner
   munmap(data_, size_bytes_);
 }

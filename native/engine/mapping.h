@@ -1,6 +1,8 @@
 // A file mapped into memory, shared by all its readers and writers.
 #pragma once
 
+#include <sys/types.h>
+
 #include <cstddef>
 #include <memory>
 #include <mutex>
@@ -14,7 +16,8 @@ struct ByteRange {
   size_t nbytes;
 };
 
-// The mapped memory; its last owner unmaps it.
+// The mapped memory; its last owner unmaps it. A forked child does not have the memory: an access
+// there ends the child.
 class MappedMemory {
  public:
   // Maps the first `size_bytes` of `fd`. std::invalid_argument when the file is shorter,
@@ -38,6 +41,7 @@ class MappedMemory {
   std::byte* data_ = nullptr;
   size_t size_bytes_;
   bool writable_;
+  const pid_t owner_;  // the process that mapped it
 };
 
 // Deletes the memory for its last owner, in the thread that drops it.

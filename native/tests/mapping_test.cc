@@ -1,6 +1,9 @@
 #include "engine/mapping.h"
 
 #include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <cstdint>
 #include <stdexcept>
@@ -94,6 +97,29 @@ TEST(memory_outlives_close_while_it_is_held) {
   mapping.Close();
   CHECK_THROWS(std::invalid_argument, mapping.Hold());
   bytes[4095] = std::byte{1};  // would fault if it were unmapped
+}
+
+// Ends the child with 0 if it does not have the memory, and if the range may belong to something
+// else there.
+void UseTheRangeInAChild(Mapping& mapping) {
+  const auto bytes = mapping.Hold()->Write({0, 4096});
+  void* const own = mmap(bytes.data(), 4096, PROT_READ | PROT_WRITE,
+                         MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
+  if (own != bytes.data()) _exit(1);
+  mapping.Close();
+  unsigned char resident;
+  _exit(mincore(own, 4096, &resident) == 0 ? 0 : 2);
+}
+
+TEST(a_forked_child_has_none_of_the_memory) {
+  const TemporaryFile file(4096);
+  Mapping mapping(file.fd(), 4096, true);
+  const pid_t child = fork();
+  if (child == 0) UseTheRangeInAChild(mapping);
+  int status = -1;
+  CHECK_EQ(child, waitpid(child, &status, 0));
+  CHECK_EQ(0, status);
+  mapping.Hold()->Write({0, 1})[0] = std::byte{1};
 }
 
 TEST(close_may_race_with_use) {

@@ -264,9 +264,10 @@ def test_structure_that_holds_itself_is_an_error() -> None:
         host_state.capture(loop)
 
 
-def test_text_that_is_not_unicode_is_an_error() -> None:
-    with pytest.raises(HostStateError, match="Unicode"):
-        host_state.encode(save_id(1), 0, 1, host_state.capture("\ud800"))
+@pytest.mark.parametrize("value", ["\ud800", {"\ud800": 1}, {("\ud800",): 1}], ids=ascii)
+def test_capture_of_text_that_is_not_unicode_is_an_error(value: object) -> None:
+    with pytest.raises(HostStateError, match=r"host_state\['x'\].*not valid Unicode"):
+        host_state.capture({"x": value})
 
 
 def test_bound(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,6 +16,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from state_samples import Layer, Pair, box_of, mesh_of, shard_of, sharded
 
+from emergency_ckpt.core.limits import MAX_DIMENSIONS
 from emergency_ckpt.errors import InvalidState
 from emergency_ckpt.state import BoxTable, describe
 from emergency_ckpt.state.tree import LeafKind, boxes_by_device
@@ -23,6 +25,10 @@ from emergency_ckpt.types import LeafSpec
 
 def paths(state: Any) -> list[str]:
     return [leaf.spec.path for leaf in describe(state, "save").leaves]
+
+
+def _keys(shape: tuple[int, ...]) -> jax.Array:
+    return jax.random.split(jax.random.key(1), shape)
 
 
 def test_paths_name_every_kind_of_container() -> None:
@@ -69,6 +75,14 @@ def test_describe_of_keys_that_have_no_order_is_invalid() -> None:
 def test_path_that_cannot_be_written_is_refused(key: str) -> None:
     with pytest.raises(InvalidState, match="its path cannot be stored"):
         describe({key: 1}, "save")
+
+
+@pytest.mark.parametrize("make", [np.zeros, jnp.zeros, _keys])
+def test_leaf_of_too_many_dimensions_is_refused(make: Callable[[tuple[int, ...]], Any]) -> None:
+    most = MAX_DIMENSIONS - (make is _keys)  # the data of keys have one more
+    assert describe({"x": make((1,) * most)}, "save").leaves
+    with pytest.raises(InvalidState, match="leaf 'x': it has too many dimensions"):
+        describe({"x": make((1,) * (most + 1))}, "save")
 
 
 def test_empty_state_has_no_leaves() -> None:

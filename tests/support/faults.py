@@ -24,7 +24,7 @@ from emergency_ckpt.extras import event_log
 from emergency_ckpt.ram.slot_writer import MappedSink
 from emergency_ckpt.ram.tier import LocalTier
 from emergency_ckpt.restore import steps as step_catalog
-from emergency_ckpt.state import snapshot, staging
+from emergency_ckpt.state import host_state, snapshot, staging
 from emergency_ckpt.storage import DirectoryWriter, PersistentTier
 from emergency_ckpt.storage.array_writes import ArrayWrites
 from emergency_ckpt.storage.log import StepLog
@@ -136,6 +136,14 @@ def copies_to_slots_fail(monkeypatch: pytest.MonkeyPatch) -> None:
         raise OSError("no space left on the device")
 
     monkeypatch.setattr(staging.Snapshot, "read_into", fail)
+
+
+@contextmanager
+def host_states_are_too_large() -> Iterator[None]:
+    """Let saves fail behind their tensors: no host state has a document that is small enough."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(host_state, "MAX_HOST_STATE_BYTES", 0)
+        yield
 
 
 def shards_in_ram_look_damaged(monkeypatch: pytest.MonkeyPatch, times: float) -> None:

@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from launch_support import free_port
@@ -15,7 +16,7 @@ from programs import started
 from transfer_support import RUN_ID, SECRET, Shares, connect, greet_by_hand
 from world import World, save_all
 
-from emergency_ckpt.transfer import TransferServer
+from emergency_ckpt.transfer import TransferServer, sealing
 from emergency_ckpt.transfer.stream import Stream
 
 PROGRAM = """
@@ -61,8 +62,8 @@ def test_child_of_a_killed_trainer_keeps_neither_lock_nor_port(world: World) -> 
 
 
 @contextlib.contextmanager
-def forked_child() -> Iterator[None]:
-    """A child lives on inside, and does nothing."""
+def forked_child() -> Iterator[int]:
+    """A child lives on inside, and does nothing. Gives its process id."""
     until, lives = os.pipe()
     child = os.fork()
     if child == 0:
@@ -71,7 +72,7 @@ def forked_child() -> Iterator[None]:
         os._exit(0)
     os.close(until)
     try:
-        yield
+        yield child
     finally:
         os.close(lives)
         assert os.waitpid(child, 0)[1] == 0
@@ -96,6 +97,32 @@ def test_child_keeps_no_unproved_connection() -> None:
         with forked_child(), peer:
             server.stop()
             assert peer.recv(1) == b""
+
+
+def maps_of(process: int) -> str:
+    return Path(f"/proc/{process}/maps").read_text()
+
+
+def test_child_keeps_no_memory_of_its_parents_slots(world: World) -> None:
+    """Else the RAM of a slot that the parent deletes would be free only at the child's end."""
+    with world.open() as checkpointer:
+        save_all(checkpointer, world, 1)
+        assert str(world.ramdisk) in maps_of(os.getpid())
+        with forked_child() as child:
+            assert str(world.ramdisk) not in maps_of(child)
+        save_all(checkpointer, world, 2)
+
+
+def test_child_takes_no_piece_buffer_of_its_parent() -> None:
+    """The child has no memory there."""
+    with sealing.buffer() as kept:
+        pass
+    child = os.fork()
+    if child == 0:
+        with sealing.buffer() as own:
+            own.view[0] = 1
+        os._exit(0 if own is not kept else 1)
+    assert os.waitpid(child, 0)[1] == 0
 
 
 def test_fork_leaves_the_parents_connections_alone(world: World) -> None:

@@ -61,7 +61,7 @@ def test_workers_end_leaves_slots_sockets_and_ledger(world: World) -> None:
 
 @pytest.mark.timeout(120)
 def test_worker_that_lives_on_keeps_slots_from_nobody(world: World) -> None:
-    """It holds the mappings that it had at the fork: the parent saves through them all the same."""
+    """The parent saves through the mappings that it had at the fork, which the worker does not."""
     reading, writing = os.pipe()
     with world.open() as checkpointer:
         save_all(checkpointer, world, 1, 2, 3)

@@ -8,6 +8,8 @@ import operator
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, cast
 
+import msgspec
+
 from emergency_ckpt.core.limits import MAX_DEPTH, MAX_ITEMS, MAX_STEP
 from emergency_ckpt.core.step_names import METRICS, is_item_name
 from emergency_ckpt.core.wording import processes_text, seconds_text
@@ -185,13 +187,23 @@ def plain_metrics(metrics: Any, what: str = "metrics") -> Any:
     Blocks for values on devices. ``InvalidState`` for anything that is no JSON value.
     """
     try:
-        plain = _plain(metrics, MAX_DEPTH)
-        json.dumps(plain, ensure_ascii=False).encode()  # a name of a file may be no Unicode
+        text = json.dumps(_plain(metrics, MAX_DEPTH), ensure_ascii=False)
+        text.encode()  # a name of a file may be no Unicode
+        # Of a subclass of float, int or str the value remains: msgspec takes no subclass.
+        return json.loads(text)
     except (TypeError, ValueError, RuntimeError, RecursionError) as error:
         raise InvalidState(
             "save", what, f"they are not JSON values: {error}", hint="give plain numbers"
         ) from error
-    return plain
+
+
+def plain_orbax(orbax: OrbaxStep) -> OrbaxStep:
+    """Return ``orbax`` with its metrics and metadata as ``plain_metrics`` returns them."""
+    return msgspec.structs.replace(
+        orbax,
+        metrics=plain_metrics(orbax.metrics),
+        custom_metadata=plain_metrics(orbax.custom_metadata, "custom_metadata"),
+    )
 
 
 def _plain(value: Any, depth: int) -> Any:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import enum
 import json
 import os
 from typing import Any
 
 import jax.numpy as jnp
+import msgspec
 import numpy as np
 import pytest
 
 from emergency_ckpt.core.limits import MAX_STEP
-from emergency_ckpt.core.save.save_rules import plain_metrics, step_number, wanted_step
+from emergency_ckpt.core.save.save_rules import plain_metrics, plain_orbax, step_number, wanted_step
 from emergency_ckpt.errors import InvalidState
+from emergency_ckpt.types import OrbaxStep
 
 
 @pytest.mark.parametrize("step", [0, 7, MAX_STEP, np.int64(7), np.uint8(7), jnp.int32(7)])
@@ -64,3 +67,32 @@ def test_metrics_that_are_no_json_values_are_refused() -> None:
     for bad in (mixed, endless, *others):
         with pytest.raises(InvalidState, match="not JSON values"):
             plain_metrics(bad)
+
+
+class _Loss(float):
+    """As a logger's meter is."""
+
+
+class _Count(int):
+    pass
+
+
+class _Split(enum.StrEnum):
+    EVAL = "eval"
+
+
+def test_metrics_of_subclasses_become_plain_values() -> None:
+    """The documents are written by msgspec, which takes no subclass of a number or a text."""
+    mine = {_Split.EVAL: {"loss": _Loss(0.5), "count": [_Count(3)], "split": _Split.EVAL}}
+    plain = plain_metrics(mine)
+    assert msgspec.json.encode(plain) == b'{"eval":{"loss":0.5,"count":[3],"split":"eval"}}'
+    assert type(plain["eval"]["loss"]) is float
+
+
+def test_values_for_orbax_are_checked_like_metrics() -> None:
+    mine = OrbaxStep(metrics={"loss": _Loss(0.5)}, custom_metadata={"count": _Count(3)})
+    assert msgspec.json.encode(plain_orbax(mine)) == (
+        b'{"metrics":{"loss":0.5},"custom_metadata":{"count":3}}'
+    )
+    with pytest.raises(InvalidState, match="custom_metadata"):
+        plain_orbax(OrbaxStep(custom_metadata={"names": {"a"}}))
