@@ -22,7 +22,7 @@ from emergency_ckpt.background import (
 )
 from emergency_ckpt.cluster.preemption import is_good_end, is_success, second_signal_ends
 from emergency_ckpt.config import Config
-from emergency_ckpt.core.save.save_rules import step_number, wanted_step
+from emergency_ckpt.core.save.save_rules import step_number
 from emergency_ckpt.core.save.snapshot_plan import Buffers
 from emergency_ckpt.errors import CheckpointError, SaveFailed
 from emergency_ckpt.forked import drop_in_child
@@ -357,11 +357,10 @@ class EmergencyCheckpointer:
           RamdiskFull: nothing was restored, and there is no room for later saves.
         """
         self._check_running("restore")
-        wanted = wanted_step("restore", step)
         self._progress.restart()
         self._restored_host_state = host_state is not None
         self.makes_way = True
-        outcome = self._resume.restore(state, host_state, wanted, tensors_only=tensors_only)
+        outcome = self._resume.restore(state, host_state, step, tensors_only=tensors_only)
         self.makes_way = False
         if outcome is None:
             return None, state
