@@ -20,6 +20,7 @@ from emergency_ckpt.background import (
     at_program_end,
     not_at_program_end,
 )
+from emergency_ckpt.cluster.peers import start_told
 from emergency_ckpt.cluster.preemption import is_good_end, is_success, second_signal_ends
 from emergency_ckpt.config import Config
 from emergency_ckpt.core.save.save_rules import step_number
@@ -167,8 +168,9 @@ class EmergencyCheckpointer:
         check_joined(jax.process_count())
         self._config, start = agreed_config(config or Config(), settings)
         process = (jax.process_index(), jax.process_count())
-        link = (self._link or find_link()).reading(self._config.device_reads)
-        self._end_others()
+        with start_told(start.coordinator):
+            link = (self._link or find_link()).reading(self._config.device_reads)
+            self._end_others()
         self._opened = opened = Opened(self._config, start, process, self._buffers, link)
         self._left_processes, self._failures = opened.left_processes, opened.failures
         self._saver, self._steps = opened.saver, opened.steps

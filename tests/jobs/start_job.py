@@ -18,7 +18,9 @@ from job_process import JobProcess, finish, mesh_of, programs_of, run_program, s
 from launch_support import wait_until
 from persistent_steps import complete_steps, life, writer_of
 
+from emergency_ckpt import start
 from emergency_ckpt.errors import CheckpointError, ConfigError
+from emergency_ckpt.observer import Observer
 from emergency_ckpt.storage import PersistentTier
 from emergency_ckpt.transfer import TransferServer
 
@@ -122,6 +124,30 @@ def storage_unknown_to_one(world: JobProcess) -> Any:
             stack.enter_context(refuses)
         refused = attempt(world, "storage_unknown_to_one", **settings)
     return refused, attempt(world, "storage_unknown_to_one", **settings)
+
+
+class _Unready(Observer):
+    def begin(self, process_index: int) -> None:
+        raise OSError(28, "No space left on device")
+
+
+def observer_of_one_begins_badly(world: JobProcess) -> Any:
+    """Of the leader, then of another process; mended, the job starts on the same hosts."""
+    name = "observer"
+    return [
+        attempt(world, name, **({"on_event": _Unready()} if world.process == failing else {}))
+        for failing in (0, 1, None)
+    ]
+
+
+def no_thread_for_notices(world: JobProcess) -> Any:
+    """The limit of processes is reached on one host; later the job starts on the same hosts."""
+    name, full = "no_thread", RuntimeError("can't start new thread")
+    with contextlib.ExitStack() as stack:
+        if world.process == 1:
+            stack.enter_context(mock.patch.object(start, "find_notices", side_effect=full))
+        refused = attempt(world, name)
+    return refused, attempt(world, name)
 
 
 def closed_port(world: JobProcess) -> Any:
