@@ -110,7 +110,8 @@ class Opened:
        inspects storage meanwhile.
     2. ``watch`` and ``left_processes``: notices of a preemption, processes that leave.
     3. What saves (``saver``), restores (``restore_parts``) and lists ``steps``.
-    4. All check what would show only at a loss or a save: ports, peers, storage (``_check``).
+    4. All check what would show only at a loss or a save: ports, peers, storage (``_check``). Then
+       the leader of a job that saves to storage claims the directory.
     5. ``observers`` of ``on_event`` meet the job.
 
     Raises as ``Membership``; DirectoryInUse on all; LocalTierError and, with "storage" in
@@ -385,9 +386,18 @@ class Opened:
     def _check_on_all(self) -> None:
         # Also so that no process's restore timeout runs while the leader waits for storage.
         limit_s = self.config.start_timeout_s
-        errors = run_on_all(self.member.coordinator, "opened", self._check, self.watch, limit_s)
-        if errors:
-            raise RestoreFailed("start", "the job", errors)
+        steps: dict[str, Callable[[], None]] = {"opened": self._check}
+        if self._saves_to_storage:
+            steps["claimed"] = self._claim  # only now, when the checks of all have succeeded
+        for name, work in steps.items():
+            errors = run_on_all(self.member.coordinator, name, work, self.watch, limit_s)
+            if errors:
+                raise RestoreFailed("start", "the job", errors)
+
+    def _claim(self) -> None:
+        claim = None if self._storage is None else self._storage.claim
+        if claim is not None:
+            claim.finish(self.member.incarnation)
 
     def _check(self) -> None:
         """Check what ``require`` names; `eckpt doctor` checks the rest before a start."""
@@ -411,8 +421,6 @@ class Opened:
         member.adopt_orphans()
         if are_required:
             peer_probe.finish()
-        if claim is not None:
-            claim.finish(member.incarnation)
 
     def _warn_of_peer(self, peer: int, error: PeerUnreachable) -> None:
         """Warn of a peer that cannot be reached, unless it or this process has ended meanwhile."""
@@ -642,8 +650,9 @@ class ClaimAtStart:
     def finish(self, incarnation: str) -> None:
         """Claim a directory that no run has; in one of this run take this incarnation's number.
 
-        DirectoryInUse when another run has just claimed it. Call last, because a start that fails
-        must not keep a directory from other runs. A storage failure now is left to the saves.
+        DirectoryInUse when another run has just claimed it. Call last, when all processes have
+        checked, because a start that fails must not keep a directory from other runs. A storage
+        failure now is left to the saves.
         """
         if self.has_read and self._saves_there:
             try:

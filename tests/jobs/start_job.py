@@ -20,7 +20,7 @@ from persistent_steps import complete_steps, life, writer_of
 
 from emergency_ckpt import start
 from emergency_ckpt.errors import CheckpointError, ConfigError
-from emergency_ckpt.observer import Observer
+from emergency_ckpt.observer import JobView, Observer
 from emergency_ckpt.storage import PersistentTier
 from emergency_ckpt.transfer import TransferServer
 
@@ -187,6 +187,21 @@ def directory_of_another_run(world: JobProcess) -> Any:
     directory = world.root / "in_use"
     settings = leave_claim(directory, "another", life(1))
     return attempt(world, "directory_of_another_run", **settings)
+
+
+class _TakenPort(Observer):
+    def join(self, job: JobView) -> None:
+        raise RuntimeError("its port is taken")
+
+
+def failed_start_in_a_new_directory(world: JobProcess) -> Any:
+    """A run whose start fails on one process, and then another run in the same directory."""
+    directory = world.root / "new"
+    settings = {"dir": str(directory), "save_every": 1, "local_save_every": 0}
+    of_one = {"on_event": _TakenPort()} if world.process == 1 else {}
+    failed = attempt(world, "failed_first", **settings, **of_one)
+    world.meet()
+    return failed, attempt(world, "another_then", **settings)
 
 
 def many_lives(world: JobProcess) -> Any:

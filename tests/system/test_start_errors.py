@@ -121,6 +121,15 @@ def test_start_in_anothers_directory_fails_alike_on_all(seen: Results) -> None:
     assert "eckpt doctor --adopt" in first["text"]
 
 
+def test_start_that_fails_on_another_process_claims_nothing(seen: Results) -> None:
+    first, second = of(seen, "failed_start_in_a_new_directory")
+    assert first[0]["error"] == "RestoreFailed", first
+    assert "process 1: " in first[0]["text"]
+    assert "its port is taken" in second[0]["text"], second
+    for _, another in (first, second):
+        assert another["error"] == "", another
+
+
 def test_first_writer_knows_the_life_that_is_over(seen: Results) -> None:
     """The leader has seen it at the start, and another process writes first."""
     for outcome in of(seen, "many_lives"):
