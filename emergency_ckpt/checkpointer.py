@@ -20,9 +20,10 @@ from emergency_ckpt.background import (
     at_program_end,
     not_at_program_end,
 )
+from emergency_ckpt.cluster.peers import start_told
 from emergency_ckpt.cluster.preemption import is_good_end, is_success, second_signal_ends
 from emergency_ckpt.config import Config
-from emergency_ckpt.core.save.save_rules import step_number, wanted_step
+from emergency_ckpt.core.save.save_rules import step_number
 from emergency_ckpt.core.save.snapshot_plan import Buffers
 from emergency_ckpt.errors import CheckpointError, SaveFailed
 from emergency_ckpt.forked import drop_in_child
@@ -167,8 +168,9 @@ class EmergencyCheckpointer:
         check_joined(jax.process_count())
         self._config, start = agreed_config(config or Config(), settings)
         process = (jax.process_index(), jax.process_count())
-        link = (self._link or find_link()).reading(self._config.device_reads)
-        self._end_others()
+        with start_told(start.coordinator):
+            link = (self._link or find_link()).reading(self._config.device_reads)
+            self._end_others()
         self._opened = opened = Opened(self._config, start, process, self._buffers, link)
         self._left_processes, self._failures = opened.left_processes, opened.failures
         self._saver, self._steps = opened.saver, opened.steps
@@ -357,11 +359,10 @@ class EmergencyCheckpointer:
           RamdiskFull: nothing was restored, and there is no room for later saves.
         """
         self._check_running("restore")
-        wanted = wanted_step("restore", step)
         self._progress.restart()
         self._restored_host_state = host_state is not None
         self.makes_way = True
-        outcome = self._resume.restore(state, host_state, wanted, tensors_only=tensors_only)
+        outcome = self._resume.restore(state, host_state, step, tensors_only=tensors_only)
         self.makes_way = False
         if outcome is None:
             return None, state

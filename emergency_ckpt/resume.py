@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
+from typing import NamedTuple
 
 from emergency_ckpt.cluster.process_placement import ProcessPlacement
 from emergency_ckpt.cluster.round import run_on_all
+from emergency_ckpt.core.save.save_rules import wanted_step
 from emergency_ckpt.errors import RamdiskFull, RestoreFailed
 from emergency_ckpt.restore.host_state import HostStateRestore
 from emergency_ckpt.restore.request import RestoredState, RestoreReport, RestoreRequest
@@ -14,6 +16,14 @@ from emergency_ckpt.restore.rounds import refuse
 from emergency_ckpt.start import Opened
 from emergency_ckpt.state.tree import PyTree, describe
 from emergency_ckpt.types import LOCAL, PERSISTENT, TierName
+
+
+class _Begun(NamedTuple):
+    """What one process restores."""
+
+    request: RestoreRequest
+    placement: ProcessPlacement
+    value: HostStateRestore
 
 
 class Resume:
@@ -28,43 +38,74 @@ class Resume:
         self._restores = 0
 
     def restore(
-        self, state: PyTree, host_state: object, step: int | None, *, tensors_only: bool
+        self, state: PyTree, host_state: object, step: object, *, tensors_only: bool
     ) -> tuple[RestoredState, RestoreReport] | None:
         """Restore ``step``, and let saves go on from it. Collective; blocks.
 
-        0. Saves in progress end. An error before 1 is told to the others, which wait for this one.
-        1. Saves are held up.
+        0. The call is counted: its rounds, and the announcements that follow, have its number.
+        1. Saves in progress end, and no step is announced. An error up to here is told to the
+           others, which wait for this process.
         2. ``Restore.run`` brings the step, or finds that there never was one.
         3. All settle: leftovers of saves are forgotten, RAM is reserved for the saves to come.
-        4. Saves continue from the step.
+        4. Steps are announced again, also after an error, and saves continue from the step.
 
         Returns None where there was nothing to restore; raises as the caller's own ``restore``.
         """
-        parts, of_restore = self._parts, self._parts.restore_parts
+        parts = self._parts
         name, is_first = f"restore/{self._restores}", self._restores == 0
         self._restores += 1
         try:
-            parts.saver.ending.wait_before_restore()
+            begun = self._begin(name, state, host_state, step, tensors_only=tensors_only)
+            restored, report = self._run(name, begun)
+        finally:
+            parts.saver.ending.end_restore(self._restores)
+        if restored is None or report is None:
+            parts.restore_parts.timelines.note_continuation()
+            parts.saver.expect_steps_after(-1)
+            if is_first:
+                parts.tell_begins_anew()
+            return None
+        self._continue_from(restored, is_requested=begun.request.requested_step is not None)
+        return restored, report
+
+    def _begin(
+        self, name: str, state: PyTree, host_state: object, step: object, *, tensors_only: bool
+    ) -> _Begun:
+        """Return what this process restores, once no save is in progress. Tell of an error."""
+        parts, of_restore, ending = self._parts, self._parts.restore_parts, self._parts.saver.ending
+        if parts.process[0] == 0 and (ended := parts.saver.announcements):
+            # Whoever speaks in a round behind this name reads these announcements no more.
+            of_restore.series.add(ended)
+        try:
+            wanted = wanted_step("restore", step)
+            ending.wait_before_restore()
             tree = describe(state, "restore")
             placement = parts.saver.work.place(tree)
             wants = host_state is not None
-            request = RestoreRequest(tree, state, step, wants, placement.retained, tensors_only)
+            request = RestoreRequest(tree, state, wanted, wants, placement.retained, tensors_only)
             value = HostStateRestore(of_restore, host_state, placement.buddies)
+            ending.begin_restore()
         except Exception as error:
+            ending.stop_announcing()  # else the others wait for the end of the leader's list
             refuse(of_restore.coordinator, name, of_restore.series, error)
             raise
+        return _Begun(request, placement, value)
+
+    def _run(self, name: str, begun: _Begun) -> tuple[RestoredState | None, RestoreReport | None]:
+        """Restore, and settle with the others; return None twice where there was nothing."""
+        parts, of_restore, value = self._parts, self._parts.restore_parts, begun.value
         reports: list[RestoreReport | None] = []
         started_s = time.monotonic()
-        parts.saver.ending.begin_restore()
         try:
             with parts.held_steps():
+                step = begun.request.requested_step
                 parts.events.emit("restore.stage", stage="started", requested_step=step)
-                restore = Restore(of_restore, request, name, host_state=value)
+                restore = Restore(of_restore, begun.request, name, host_state=value)
                 restored = restore.run()
 
             def settle() -> None:
                 reports.append(restore.settle(restored, started_s=started_s))
-                self._reserve(restored, placement, value.size_bytes)
+                self._reserve(restored, begun.placement, value.size_bytes)
 
             # Returns when all have settled: nobody trains while a peer counts on a leftover.
             errors = run_on_all(
@@ -81,16 +122,7 @@ class Resume:
             value.undo()
             parts.events.emit("restore.failed", reason=str(error)[:500])
             raise
-        finally:
-            parts.saver.ending.end_restore()
         (report,) = reports
-        if restored is None or report is None:
-            parts.restore_parts.timelines.note_continuation()
-            parts.saver.expect_steps_after(-1)
-            if is_first:
-                parts.tell_begins_anew()
-            return None
-        self._continue_from(restored, is_requested=step is not None)
         return restored, report
 
     def _continue_from(self, restored: RestoredState, *, is_requested: bool) -> None:

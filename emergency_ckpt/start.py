@@ -12,16 +12,17 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from emergency_ckpt.background import Failures
-from emergency_ckpt.cluster.coordination import connect_start, own_address
+from emergency_ckpt.cluster.coordination import connect, connect_start, own_address
 from emergency_ckpt.cluster.left_processes import LeftProcesses, have_left
 from emergency_ckpt.cluster.membership import (
     JobStart,
     Membership,
     agree_settings,
     secret_text,
+    share_secret,
     tell_problem,
 )
-from emergency_ckpt.cluster.peers import Known, LostPeers, Peers
+from emergency_ckpt.cluster.peers import Known, LostPeers, Peers, start_told
 from emergency_ckpt.cluster.preemption import PreemptionWatch, find_notices
 from emergency_ckpt.cluster.round import run_on_all
 from emergency_ckpt.cluster.timelines import SOON_S, StoredChain, Timelines, told_of_wait
@@ -65,20 +66,26 @@ _LOOPBACK = "127.0.0.1"
 def agreed_config(config: Config, settings: Mapping[str, Any]) -> tuple[Config, JobStart]:
     """Return the complete config, equal on all processes where it must be, and the start.
 
+    From here until ``Membership`` the others are told of an error by ``start_told``, or they wait.
+
     Collective; ConfigError on all. CoordinationError: no address of this host leads to the
     coordinator; the others have ConfigError then.
     """
     coordinator = connect_start()
     try:
         config = config.set(**settings).validated()
-        secret = own_secret(config.secret_file, os.environ)
+        given = own_secret(config.secret_file, os.environ)
         host = own_address(config.bind_host)
     except (ConfigError, CoordinationError) as error:
         tell_problem(coordinator, error)
         raise
-    shared = {**config.shared_settings(), "secret": secret_text(config.run_name, secret)}
+    shared = {**config.shared_settings(), "secret": secret_text(config.run_name, given)}
     name, outside = agree_settings(coordinator, shared, config.start_timeout_s, host)
-    return config, JobStart(name, secret, host, outside)
+    coordinator = connect(name)
+    with start_told(coordinator):
+        # Process 0 gives the others a secret before anything of its own can fail.
+        secret = share_secret(coordinator, given, config.start_timeout_s)
+    return config, JobStart(coordinator, name, secret, given is not None, host, outside)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,7 +110,8 @@ class Opened:
        inspects storage meanwhile.
     2. ``watch`` and ``left_processes``: notices of a preemption, processes that leave.
     3. What saves (``saver``), restores (``restore_parts``) and lists ``steps``.
-    4. All check what would show only at a loss or a save: ports, peers, storage (``_check``).
+    4. All check what would show only at a loss or a save: ports, peers, storage (``_check``). Then
+       the leader of a job that saves to storage claims the directory.
     5. ``observers`` of ``on_event`` meet the job.
 
     Raises as ``Membership``; DirectoryInUse on all; LocalTierError and, with "storage" in
@@ -130,7 +138,8 @@ class Opened:
         self.progress = StepProgress()
         self._observers: list[Observer] = []
         self._joined: list[tuple[Observer, JobView]] = []
-        self.events = _sink(config, process[0], self._observers)
+        with start_told(start.coordinator):
+            self.events = _sink(config, process[0], self._observers)
         try:
             self._open(start)
         except BaseException:
@@ -147,11 +156,13 @@ class Opened:
             config, process, start, events, self._look_at_storage, self.link.mapper
         )
         grace_s = config.preemption_grace_s
-        heeds = config.heeds_preemption
-        notices = find_notices(member.coordinator, grace_s, events) if heeds else None
-        self.watch = PreemptionWatch(notices, grace_s=grace_s)
+        self.watch = PreemptionWatch(None, grace_s=grace_s)
         self.left_processes = LeftProcesses(member.coordinator)
         try:
+            member.begin_life()
+            if config.heeds_preemption:
+                notices = find_notices(member.coordinator, grace_s, events)
+                self.watch = PreemptionWatch(notices, grace_s=grace_s)
             if process[0] != 0:
                 self._storage = self._open_storage()
             events.locate(incarnation=member.incarnation)
@@ -375,9 +386,18 @@ class Opened:
     def _check_on_all(self) -> None:
         # Also so that no process's restore timeout runs while the leader waits for storage.
         limit_s = self.config.start_timeout_s
-        errors = run_on_all(self.member.coordinator, "opened", self._check, self.watch, limit_s)
-        if errors:
-            raise RestoreFailed("start", "the job", errors)
+        steps: dict[str, Callable[[], None]] = {"opened": self._check}
+        if self._saves_to_storage:
+            steps["claimed"] = self._claim  # only now, when the checks of all have succeeded
+        for name, work in steps.items():
+            errors = run_on_all(self.member.coordinator, name, work, self.watch, limit_s)
+            if errors:
+                raise RestoreFailed("start", "the job", errors)
+
+    def _claim(self) -> None:
+        claim = None if self._storage is None else self._storage.claim
+        if claim is not None:
+            claim.finish(self.member.incarnation)
 
     def _check(self) -> None:
         """Check what ``require`` names; `eckpt doctor` checks the rest before a start."""
@@ -401,8 +421,6 @@ class Opened:
         member.adopt_orphans()
         if are_required:
             peer_probe.finish()
-        if claim is not None:
-            claim.finish(member.incarnation)
 
     def _warn_of_peer(self, peer: int, error: PeerUnreachable) -> None:
         """Warn of a peer that cannot be reached, unless it or this process has ended meanwhile."""
@@ -632,8 +650,9 @@ class ClaimAtStart:
     def finish(self, incarnation: str) -> None:
         """Claim a directory that no run has; in one of this run take this incarnation's number.
 
-        DirectoryInUse when another run has just claimed it. Call last, because a start that fails
-        must not keep a directory from other runs. A storage failure now is left to the saves.
+        DirectoryInUse when another run has just claimed it. Call last, when all processes have
+        checked, because a start that fails must not keep a directory from other runs. A storage
+        failure now is left to the saves.
         """
         if self.has_read and self._saves_there:
             try:

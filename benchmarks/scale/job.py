@@ -134,7 +134,9 @@ class Processes:
         self.parts: dict[str, Part] = {}
 
     def coordinator(self, run_id: str, process: int) -> JaxCoordinator:
-        return JaxCoordinator(self.clients[process], namespace(run_id, 0), process, self.count)
+        return JaxCoordinator(
+            self.clients[process], namespace(run_id.ljust(16, "0")), process, self.count
+        )
 
     def hold(self, name: str, work: Callable[[int], object]) -> None:
         """Let all work: the others until they wait, the leader, and the others to the end."""

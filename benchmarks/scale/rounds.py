@@ -91,6 +91,7 @@ def start(processes: Processes) -> None:
     processes.hold("hello", hello)
     processes.hold("addresses", addresses)
     processes.run_on_all("opened", "opened")
+    processes.run_on_all("claimed", "claimed")
 
 
 def measure(cell: Cell, stored: Stored) -> dict[str, Any]:

@@ -11,7 +11,6 @@ failure of that process, so that all processes see the failure (``decode_each``)
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import itertools
 import socket
 import threading
@@ -181,31 +180,37 @@ class LocalCoordinator:
             self._changed.notify_all()
 
 
-def namespace(run_id: str, number: int) -> str:
-    """Return the prefix of all keys of one checkpointer; short, because every key has it."""
-    return f"eckpt/{hashlib.sha256(run_id.encode()).hexdigest()[:8]}/{number}"
+def namespace(name: str) -> str:
+    """Return the prefix of all keys of one checkpointer; short, because every key has it.
 
-
-_instances: dict[str, itertools.count[int]] = {}
-
-
-def connect(run_id: str) -> Coordinator:
-    """Return the coordinator of this job, in a separate namespace for each call with a ``run_id``.
-
-    All processes must make the same sequence of calls.
+    ``name``: that of its start (``membership.agree_settings``), which all processes have.
     """
-    client = distributed.global_state.client
-    if client is None or jax.process_count() == 1:
-        return LocalCoordinator()
-    number = next(_instances.setdefault(run_id, itertools.count()))
-    return JaxCoordinator(
-        client, namespace(run_id, number), jax.process_index(), jax.process_count()
-    )
+    return f"eckpt/{name[:_NAME_CHARS]}"
+
+
+_NAME_CHARS = 10
+_instances: dict[str, itertools.count[int]] = {}
+"""The count of starts. No start that failed later, on whatever process, is left out."""
+
+
+def connect(name: str) -> Coordinator:
+    """Return the coordinator of this job whose keys are those of ``name`` alone."""
+    return _connect(namespace(name))
 
 
 def connect_start() -> Coordinator:
-    """Return the coordinator for a start's first round; its namespace depends on no setting."""
-    return connect("")  # no run has this name
+    """Return the coordinator for a start's first round; its namespace depends on no setting.
+
+    All processes must begin the same sequence of starts.
+    """
+    return _connect(f"eckpt/start/{next(_instances.setdefault('', itertools.count()))}")
+
+
+def _connect(prefix: str) -> Coordinator:
+    client = distributed.global_state.client
+    if client is None or jax.process_count() == 1:
+        return LocalCoordinator()
+    return JaxCoordinator(client, prefix, jax.process_index(), jax.process_count())
 
 
 def jax_hears_notices() -> bool:

@@ -28,7 +28,6 @@ from emergency_ckpt.background import copy_threads
 from emergency_ckpt.cluster.coordination import (
     ERROR_LIMIT_CHARS,
     Coordinator,
-    connect,
     deadline_left_s,
     decode_each,
     decode_message,
@@ -36,7 +35,7 @@ from emergency_ckpt.cluster.coordination import (
     joined_errors,
     route_to,
 )
-from emergency_ckpt.cluster.peers import Known, Peers, agree_start
+from emergency_ckpt.cluster.peers import Known, Peers, agree_start, start_told
 from emergency_ckpt.cluster.round import Answer, Round, nobody, wait_for_key
 from emergency_ckpt.cluster.shard_source import ProcessHoldings
 from emergency_ckpt.config import Config
@@ -63,14 +62,18 @@ class JobStart(NamedTuple):
     """The facts of a start that are known before the processes join.
 
     Attributes:
+      coordinator: in the namespace of this start.
       name: the name from ``agree_settings``.
-      secret: the secret that was given to this process, and to all others; None: none was given.
+      secret: the run's secret, which all processes have.
+      is_given: the secret was given to all processes; else process 0 has made the secret up.
       host: numeric address on which this process would serve its peers.
       outside: from ``agree_settings``: hosts whose processes cannot reach a loopback address.
     """
 
+    coordinator: Coordinator
     name: str
-    secret: OwnSecret | None
+    secret: bytes
+    is_given: bool
     host: str
     outside: tuple[str, ...]
 
@@ -119,14 +122,14 @@ class Membership:
         self._server: TransferServer | None = None
         self._tier: LocalTier | None = None
         self._scratch_dir: Path | None = None
-        self.coordinator = connect(run_id)
-        self._secret = share_secret(self.coordinator, start.secret, config.start_timeout_s)
-        if start.secret is None and count > 1 and me == 0:
-            events.emit("warning", cause="setting", text=MADE_UP)
-        self.client = TransferClient(
-            run_id=run_id, secret=self._secret, io_timeout_s=config.transfer_timeout_s
-        )
-        self.peers = Peers(self.coordinator, self.client)
+        self.coordinator = start.coordinator
+        with start_told(self.coordinator):
+            if not start.is_given and count > 1 and me == 0:
+                events.emit("warning", cause="setting", text=MADE_UP)
+            self.client = TransferClient(
+                run_id=run_id, secret=start.secret, io_timeout_s=config.transfer_timeout_s
+            )
+            self.peers = Peers(self.coordinator, self.client)
         try:
             started = agree_start(
                 self.coordinator, self._start_serving, config.start_timeout_s, stored
@@ -137,7 +140,10 @@ class Membership:
         self.incarnation, self.newest_step = started.incarnation, started.newest_step
         self.complete = started.complete
         self.unread = started.unread
-        self.tier.note_incarnation(started.incarnation)
+
+    def begin_life(self) -> None:
+        """Record the incarnation in RAM. Call after all have joined. LocalTierError, here alone."""
+        self.tier.note_incarnation(self.incarnation)
         forget_secret(self.coordinator)  # all processes have read it
 
     def adopt_orphans(self) -> None:
@@ -179,7 +185,7 @@ class Membership:
         self._server = TransferServer(
             self.holdings,
             run_id=self._run_id,
-            secret=self._secret,
+            secret=self._start.secret,
             bind_host=bind_host,
             port=0 if config.only_reads else config.bind_port,
             io_timeout_s=config.transfer_timeout_s,

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 
 import msgspec
 
@@ -25,6 +26,8 @@ from emergency_ckpt.ram.manifest import decode_contents
 from emergency_ckpt.transfer.client import TransferClient
 from emergency_ckpt.types import Contents, SaveId
 
+_HELLO = "hello"
+"""The round in which all processes join."""
 _ADDRESS_TIMEOUT_S = 30.0
 _GREETING_TIMEOUT_S = 1.0
 
@@ -82,7 +85,7 @@ class Peers:
         with self._lock:
             address = self._addresses.get(process)
         if address is None:
-            key = f"hello/{process}"
+            key = f"{_HELLO}/{process}"
             data = self._coordinator.get(key, _ADDRESS_TIMEOUT_S)
             hello: _Hello = decode_message(data, _Hello, key)
             address = hello.address
@@ -181,6 +184,34 @@ def fetch_contents(client: TransferClient, address: str, digest: str) -> Content
     return decode_contents(client.fetch_contents(address, digest), digest)
 
 
+@contextlib.contextmanager
+def start_told(coordinator: Coordinator) -> Generator[None]:
+    """Report an error inside to the others, which wait for this process in ``agree_start``.
+
+    Does not block. A coordination error is not raised, because the caller's error matters more.
+    """
+    try:
+        yield
+    except Exception as error:
+        text = _text_of(error)
+        try:
+            hello_round = Round(coordinator, _HELLO, 0.0)
+            hello_round.say(msgspec.json.encode(_Hello("", Known(), text)))
+            if coordinator.process_index == 0:
+                hello_round.tell(msgspec.json.encode(Started("", error=f"process 0: {text}")))
+        except CheckpointError as failure:
+            error.add_note(f"The other processes got no report of this: {failure}")
+        raise
+
+
+def _text_of(error: Exception) -> str:
+    """Return what the others are told of ``error``, whatever characters its text has."""
+    text = str(error)
+    if not isinstance(error, CheckpointError | OSError):
+        text = f"unexpected {type(error).__name__}: {error}"
+    return text.encode(errors="replace").decode()[:ERROR_LIMIT_CHARS]
+
+
 def agree_start(
     coordinator: Coordinator,
     start: Callable[[], tuple[str, Known]],
@@ -200,10 +231,10 @@ def agree_start(
     address, knowledge = "", Known()
     try:
         address, knowledge = start()
-    except (CheckpointError, OSError) as error:
+    except Exception as error:  # noqa: BLE001 - raised below; the others wait for this process
         failure = error
-    hello = _Hello(address, knowledge, "" if failure is None else str(failure)[:ERROR_LIMIT_CHARS])
-    hello_round = Round(coordinator, "hello", deadline_left_s(deadline_s), prompt=True)
+    hello = _Hello(address, knowledge, "" if failure is None else _text_of(failure))
+    hello_round = Round(coordinator, _HELLO, deadline_left_s(deadline_s), prompt=True)
 
     def begin(said: Mapping[int, bytes]) -> bytes:
         hellos = decode_each(said, _Hello, "hello", lambda text: _Hello("", Known(), text))

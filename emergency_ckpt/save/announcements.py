@@ -23,7 +23,6 @@ from emergency_ckpt.cluster.coordination import (
     by_process,
     decode_each,
     decode_message,
-    forget,
     number_of,
 )
 from emergency_ckpt.cluster.round import Cell, Series
@@ -65,7 +64,8 @@ class SaveAnnouncements:
     """The announcements from a restore, or from the start, to the next restore.
 
     ``arrive`` belongs to the training thread and never waits for other processes; ``tell_ended``
-    belongs to the background threads of the saves, and ``stop`` to the owner of the object.
+    belongs to the background threads of the saves, and ``stop`` to the owner of the object. The
+    owner deletes the keys below ``name`` once all processes have stopped.
     """
 
     def __init__(
@@ -77,7 +77,6 @@ class SaveAnnouncements:
         missed: Missed,
         *,
         timeout_s: float,
-        before: str = "",
     ) -> None:
         """The thread starts with the first step.
 
@@ -85,11 +84,9 @@ class SaveAnnouncements:
           name: the prefix of the keys, which no other ``SaveAnnouncements`` uses.
           timeout_s: how long the leader waits for the reports on a save, from the end of its own
             part of the save.
-          before: the name of the previous announcements, which no process reads any more.
         """
         self._coordinator = coordinator
-        self._name = name
-        self._before = before
+        self.name = name
         self._tiers = tiers
         self._failures = failures
         self._missed = missed
@@ -149,7 +146,7 @@ class SaveAnnouncements:
                 )
                 data = msgspec.json.encode(self._reports)
             try:
-                key = f"{self._name}/report/{self._coordinator.process_index}"
+                key = f"{self.name}/report/{self._coordinator.process_index}"
                 self._coordinator.replace(key, data)
             except CheckpointError as error:
                 logging.warning("the leader gets no report that a save has ended here: %s", error)
@@ -179,8 +176,6 @@ class SaveAnnouncements:
 
     def _run(self) -> None:
         turn = self._announce_due if self._leads else self._follow
-        if self._leads and self._before:
-            forget(self._coordinator, self._before)
         while not (self._stopping.is_set() or self._is_over):
             self._attempt(turn)
         if self._leads:
@@ -277,7 +272,7 @@ class SaveAnnouncements:
 
     def _reports_of_others(self, tier: TierName) -> list[SaveReport]:
         """Return the newest reports on ``tier``; a report that cannot be read delays no save."""
-        name = f"{self._name}/report"
+        name = f"{self.name}/report"
         values = by_process(self._coordinator.list(name), name, self._coordinator.process_count)
 
         def unreadable(text: str) -> Reports:
@@ -316,8 +311,8 @@ class SaveAnnouncements:
 
     def _skip_deleted(self) -> None:
         """Skip the announcements that were deleted while this process was stopped."""
-        keys = self._coordinator.list(f"{self._name}/step")
-        numbers = [number_of(text, f"{self._name}/step") for text in keys]
+        keys = self._coordinator.list(f"{self.name}/step")
+        numbers = [number_of(text, f"{self.name}/step") for text in keys]
         later = [number for number in numbers if number > self._next_number]
         if later and self._next_number not in numbers:
             self._next_number = min(later)
@@ -354,7 +349,7 @@ class SaveAnnouncements:
             )
 
     def _key(self, number: int) -> str:
-        return f"{self._name}/step/{number}"
+        return f"{self.name}/step/{number}"
 
 
 def _millis(seconds: float) -> int:
@@ -388,16 +383,19 @@ class DueSaves:
         self._inspected: int | None = None
         self._due = set[TierName]()
         self.announced: frozenset[TierName] = frozenset()
-        self._number = 0
-        self._announcements = self._begin_announcements()
+        self._announcements = self._begin_announcements(0)
 
-    def _begin_announcements(self) -> SaveAnnouncements | None:
+    @property
+    def name(self) -> str:
+        """The prefix of the keys of the present announcements; empty where no tier has any."""
+        return "" if self._announcements is None else self._announcements.name
+
+    def _begin_announcements(self, number: int) -> SaveAnnouncements | None:
         tiers: dict[TierName, TierSchedule] = {
             name: s for name, s in self._schedules.items() if s.plan.is_announced
         }
         if not tiers:
             return None
-        number = self._number
         announcements = SaveAnnouncements(
             self._coordinator,
             f"announced/{number}",
@@ -405,7 +403,6 @@ class DueSaves:
             self._failures,
             self._missed,
             timeout_s=self._timeout_s,
-            before=f"announced/{number - 1}" if number else "",
         )
         for name, schedule in tiers.items():
             schedule.begin_reports(partial(announcements.tell_ended, name))
@@ -447,8 +444,11 @@ class DueSaves:
         if self._announcements is not None:
             self._announcements.stop(wait_s)
 
-    def start_again(self) -> None:
-        """Announce anew, after a restore. Collective, as ``stop`` before it."""
-        self._number += 1
-        self._announcements = self._begin_announcements()
+    def start_again(self, number: int) -> None:
+        """End the announcements, where ``stop`` has not, and announce anew after a restore.
+
+        ``number``: of restores so far, which all processes count alike, whatever became of them.
+        """
+        self.stop()
+        self._announcements = self._begin_announcements(number)
         self._inspected = None

@@ -129,15 +129,22 @@ class Ending:
             if self.is_saving:
                 raise inside_save("restore", "state")
             self.is_restoring = True
-        self._due.stop(_END_S)
+        self.stop_announcing()
         for schedule in self._schedules.values():  # of a save that began in another thread
             schedule.worker.wait_idle(self._parts.config.longest_wait_s)
-        self.last_step = None
 
-    def end_restore(self) -> None:
-        """Announce steps again, after a restore that succeeded or failed."""
+    def stop_announcing(self) -> None:
+        """Announce no more steps until ``end_restore``. Blocks for the leader. Idempotent."""
+        self._due.stop(_END_S)
+
+    def end_restore(self, number: int) -> None:
+        """Announce steps again, after a restore that succeeded, failed or could not begin.
+
+        ``number``: of restores so far, this one included.
+        """
         self.is_restoring = False
-        self._due.start_again()
+        self.last_step = None
+        self._due.start_again(number)
 
     # Waiting and ending.
 

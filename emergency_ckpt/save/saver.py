@@ -337,6 +337,11 @@ class Saver:
 
     # Around a restore.
 
+    @property
+    def announcements(self) -> str:
+        """The prefix of the keys that announce steps now, until a restore; empty without any."""
+        return self._due.name
+
     def expect_steps_after(self, step: int) -> None:
         """After a restore of ``step`` (-1: of none), announce also the first steps to come."""
         self._due.expect(step)

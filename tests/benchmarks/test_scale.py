@@ -11,7 +11,7 @@ from benchmarks.common.tables import middle_of
 from benchmarks.scale import __main__ as scale
 from benchmarks.scale import cell
 
-START = ["settings", "hello", "addresses", "opened"]
+START = ["settings", "hello", "addresses", "opened", "claimed"]
 RESTORE = ["report", "agree", "ready"]
 
 

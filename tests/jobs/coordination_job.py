@@ -35,8 +35,8 @@ def private_module(world: JobProcess) -> dict[str, Any]:
 
 
 def namespaces(world: JobProcess) -> list[str]:
-    """Two connections with one run id do not see each other's keys."""
-    first, second = connect("same"), connect("same")
+    """The connections of two starts do not see each other's keys."""
+    first, second = connect("first"), connect("second")
     first.put(f"key/{world.process}", b"first")
     second.put(f"key/{world.process}", b"second")
     if world.process == 0:

@@ -6,7 +6,9 @@ Each program returns what its process saw; ``test_restore.py`` judges.
 
 from __future__ import annotations
 
+import datetime
 import shutil
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -26,6 +28,8 @@ from job_process import (
 from mounts import mount_tmpfs, unmount
 from restoring import damage_newest, lose, newest_manifest, process_dir, restore, train
 
+from emergency_ckpt import EmergencyCheckpointer
+from emergency_ckpt.cluster.round import agree
 from emergency_ckpt.errors import CheckpointError
 
 Fault = Callable[[JobProcess, str], None]
@@ -96,24 +100,46 @@ class _Unready(Iterator):
 
 
 def part_not_begun(world: JobProcess) -> Any:
-    """One process has no state to restore into, then another no state of its iterator."""
-    name, mesh = "part_not_begun", mesh_of(world.slices)
+    """Each restore cannot begin on some process, for a reason of its own; then one can on all.
+
+    Then steps are announced, until all processes have completed a save.
+    """
+    name, mesh, me = "part_not_begun", mesh_of(world.slices), world.process
     train(world, name, range(1, 11))
     state, iterator = specs_on(mesh), Iterator(-1)
     seen: list[Any] = []
-    with world.config(name, mesh=mesh).instantiate() as ckpt:
-        for state_here, iterator_here in (
-            (state | {"w": object()} if world.process == 0 else state, iterator),
-            (state, _Unready(-1) if world.process == 2 else iterator),
+    every = datetime.timedelta(seconds=0.1)
+    with world.config(name, mesh=mesh, local_save_every=every).instantiate() as ckpt:
+        for state_here, iterator_here, step in (
+            (state | {"w": object()} if me == 0 else state, iterator, None),
+            (state, _Unready(-1) if me == 2 else iterator, None),
+            (state, iterator, -1 if me == 1 else None),
+            (state, iterator, -1),
         ):
             try:
-                ckpt.restore(state=state_here, host_state=iterator_here)
+                ckpt.restore(step, state=state_here, host_state=iterator_here)
             except CheckpointError as error:
                 seen.append([type(error).__name__, str(error)])
             world.meet()
         seen.append(ckpt.restore(state=state, host_state=iterator)[0])
-        world.meet()
+        seen.append(_train_until_saved(world, ckpt, mesh, iterator))
     return seen
+
+
+def _train_until_saved(
+    world: JobProcess, ckpt: EmergencyCheckpointer, mesh: Mesh, iterator: Iterator
+) -> bool:
+    """Step until each process has seen a save complete; return whether all did."""
+    state = state_at(11, mesh)
+    for turn in range(20):
+        for step in range(11 + 20 * turn, 31 + 20 * turn):
+            time.sleep(0.01)
+            ckpt.save(step=step, state=state, host_state=iterator)
+        ckpt.wait_until_finished()
+        lacks = "" if world.named("save.complete") else "no save is complete"
+        if not agree(world.meeting, f"{world.program}/saved/{turn}", lacks, 60.0):
+            return True
+    return False
 
 
 def truncate_manifest(world: JobProcess, name: str) -> None:

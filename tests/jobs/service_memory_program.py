@@ -59,7 +59,7 @@ def main(votes: int) -> None:
     with ThreadPoolExecutor(COUNT) as pool:
         list(pool.map(lambda client: client.connect(), clients))
         casting = [
-            Vote(JaxCoordinator(client, namespace("run", 0), i, COUNT), 60.0)
+            Vote(JaxCoordinator(client, namespace("run".ljust(16, "0")), i, COUNT), 60.0)
             for i, client in enumerate(clients)
         ]
         sizes = list[int]()

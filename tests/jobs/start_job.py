@@ -18,7 +18,9 @@ from job_process import JobProcess, finish, mesh_of, programs_of, run_program, s
 from launch_support import wait_until
 from persistent_steps import complete_steps, life, writer_of
 
+from emergency_ckpt import start
 from emergency_ckpt.errors import CheckpointError, ConfigError
+from emergency_ckpt.observer import JobView, Observer
 from emergency_ckpt.storage import PersistentTier
 from emergency_ckpt.transfer import TransferServer
 
@@ -124,6 +126,30 @@ def storage_unknown_to_one(world: JobProcess) -> Any:
     return refused, attempt(world, "storage_unknown_to_one", **settings)
 
 
+class _Unready(Observer):
+    def begin(self, process_index: int) -> None:
+        raise OSError(28, "No space left on device")
+
+
+def observer_of_one_begins_badly(world: JobProcess) -> Any:
+    """Of the leader, then of another process; mended, the job starts on the same hosts."""
+    name = "observer"
+    return [
+        attempt(world, name, **({"on_event": _Unready()} if world.process == failing else {}))
+        for failing in (0, 1, None)
+    ]
+
+
+def no_thread_for_notices(world: JobProcess) -> Any:
+    """The limit of processes is reached on one host; later the job starts on the same hosts."""
+    name, full = "no_thread", RuntimeError("can't start new thread")
+    with contextlib.ExitStack() as stack:
+        if world.process == 1:
+            stack.enter_context(mock.patch.object(start, "find_notices", side_effect=full))
+        refused = attempt(world, name)
+    return refused, attempt(world, name)
+
+
 def closed_port(world: JobProcess) -> Any:
     with _without_server(world.process == 1):
         return attempt(world, "closed_port", require={"peers"})
@@ -161,6 +187,21 @@ def directory_of_another_run(world: JobProcess) -> Any:
     directory = world.root / "in_use"
     settings = leave_claim(directory, "another", life(1))
     return attempt(world, "directory_of_another_run", **settings)
+
+
+class _TakenPort(Observer):
+    def join(self, job: JobView) -> None:
+        raise RuntimeError("its port is taken")
+
+
+def failed_start_in_a_new_directory(world: JobProcess) -> Any:
+    """A run whose start fails on one process, and then another run in the same directory."""
+    directory = world.root / "new"
+    settings = {"dir": str(directory), "save_every": 1, "local_save_every": 0}
+    of_one = {"on_event": _TakenPort()} if world.process == 1 else {}
+    failed = attempt(world, "failed_first", **settings, **of_one)
+    world.meet()
+    return failed, attempt(world, "another_then", **settings)
 
 
 def many_lives(world: JobProcess) -> Any:

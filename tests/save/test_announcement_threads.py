@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import threading
 
 import pytest
@@ -10,8 +11,13 @@ from memory_coordination import MemoryCoordinator, MemoryService
 from places import VERIFICATION
 from programs import printed
 
+from emergency_ckpt.background import Failures
+from emergency_ckpt.config.policies import plan_saves
 from emergency_ckpt.core.save import announcements as rules
 from emergency_ckpt.errors import CoordinationError
+from emergency_ckpt.save.announcements import DueSaves
+from emergency_ckpt.save.schedule import TierSchedule
+from emergency_ckpt.types import LOCAL, TierName
 
 COUNT = 3
 SCHEDULES = VERIFICATION / "simulation" / "announcement_schedules.py"
@@ -122,6 +128,29 @@ def test_process_that_ends_first_waits_for_the_last_announcement() -> None:
     ends.join(LONG_S)
     assert not ends.is_alive()
     assert other.missed == leader.saved
+
+
+def due_of(coordinator: MemoryCoordinator) -> DueSaves:
+    failures, plan = Failures(), plan_saves(datetime.timedelta(seconds=0.01))
+    schedules: dict[TierName, TierSchedule] = {LOCAL: TierSchedule(LOCAL, plan, failures)}
+    return DueSaves(schedules, coordinator, failures, lambda *_: None, timeout_s=LONG_S)
+
+
+def test_start_again_ends_a_list_that_was_not_stopped() -> None:
+    """As of a leader whose restore was refused: the others read the list to its end."""
+    service = MemoryService(2)
+    leader, other = due_of(service.member(0)), due_of(service.member(1))
+    for due in (leader, other):
+        due.inspect(1, preempted=False)
+    leader.start_again(3)
+    ends = threading.Thread(target=other.stop, args=(LONG_S,))
+    ends.start()
+    ends.join(LONG_S / 2)
+    assert not ends.is_alive()
+    other.start_again(3)
+    assert leader.name == other.name == "announced/3"
+    for due in (leader, other):
+        due.stop()
 
 
 def test_each_process_saves_or_is_late_under_any_schedule() -> None:

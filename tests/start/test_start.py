@@ -12,7 +12,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from memory_coordination import MemoryService, everywhere
 
-from emergency_ckpt.cluster.peers import Known, agree_start
+from emergency_ckpt.cluster.peers import Known, agree_start, start_told
 from emergency_ckpt.cluster.process_placement import place_process, topology_of
 from emergency_ckpt.config import Config
 from emergency_ckpt.core.placement import Topology
@@ -100,6 +100,36 @@ def test_process_that_cannot_start_stops_all() -> None:
     for other in others:
         assert isinstance(other, RestoreFailed)
         assert "process 2: no such ramdisk" in str(other)
+
+
+def test_process_that_fails_by_any_error_stops_all() -> None:
+    def broken() -> tuple[str, Known]:
+        raise RuntimeError("can't start new thread")
+
+    own, *others = reversed(start(3, {2: broken}))
+    assert isinstance(own, RuntimeError)
+    for other in others:
+        assert isinstance(other, RestoreFailed)
+        assert "process 2: unexpected RuntimeError: can't start new thread" in str(other)
+
+
+@pytest.mark.parametrize("failing", [0, 2])
+@pytest.mark.parametrize("text", ["the log is full", "no \udce9"])
+def test_error_before_a_process_joins_is_told_to_all(failing: int, text: str) -> None:
+    service = MemoryService(3)
+
+    def join(process: int) -> Any:
+        coordinator = service.member(process)
+        with start_told(coordinator):
+            if process == failing:
+                raise ValueError(text)
+        return agree_start(coordinator, lambda: ("a:1", Known()), LONG_S)
+
+    found = everywhere(3, join)
+    assert isinstance(found.pop(failing), ValueError)
+    for other in found:
+        assert isinstance(other, RestoreFailed)
+        assert f"process {failing}: unexpected ValueError: {text[:3]}" in str(other)
 
 
 def mesh_of(*shape: int) -> Mesh:

@@ -73,14 +73,29 @@ def test_iterator_that_cannot_be_set_back_ends_no_restore(results: Results) -> N
 
 def test_process_that_cannot_begin_is_an_error_for_all_by_name(results: Results) -> None:
     """Nobody waits for it, and the next restore finds all processes."""
-    first, second, then = zip(*of(results, "part_not_begun"), strict=True)
+    first, second, third, _, then, _ = zip(*of(results, "part_not_begun"), strict=True)
     assert [kind for kind, _ in first] == ["InvalidState", *["RestoreFailed"] * 3]
     assert all("process 0: InvalidState: " in text for _, text in first[1:])
     kinds = ["RestoreFailed", "RestoreFailed", "HostStateError", "RestoreFailed"]
     assert [kind for kind, _ in second] == kinds
     named = "restore the job: process 2: HostStateError: "
     assert all(text.startswith(named) for _, text in (*second[:2], second[3]))
+    kinds = ["RestoreFailed", "InvalidState", "RestoreFailed", "RestoreFailed"]
+    assert [kind for kind, _ in third] == kinds
+    named = "restore the job: process 1: InvalidState: "
+    assert all(text.startswith(named) for _, text in (third[0], *third[2:]))
     assert then == (10,) * 4
+
+
+def test_invalid_step_on_all_is_the_same_error_on_all(results: Results) -> None:
+    for _, _, _, (kind, text), _, _ in of(results, "part_not_begun"):
+        assert kind == "InvalidState"
+        assert "process " not in text
+
+
+def test_announced_saves_complete_after_refused_restores(results: Results) -> None:
+    """All processes read the same list of steps, also those that could not begin."""
+    assert [seen[-1] for seen in of(results, "part_not_begun")] == [True] * 4
 
 
 def test_truncated_manifest_counts_as_absent(results: Results) -> None:

@@ -77,6 +77,26 @@ def test_start_with_storage_unknown_to_one_fails_on_all(seen: Results) -> None:
         assert again["error"] == "", again
 
 
+def test_start_beside_an_observer_that_fails_is_told(seen: Results) -> None:
+    """By name, and the next start finds all processes."""
+    first, second = of(seen, "observer_of_one_begins_badly")
+    for failing, other, number in ((first, second, 0), (second, first, 1)):
+        assert failing[number]["error"] == "OSError", failing
+        assert other[number]["error"] == "RestoreFailed", other
+        assert f"process {number}: [Errno 28] No space left" in other[number]["text"]
+    assert first[2]["error"] == second[2]["error"] == ""
+
+
+def test_start_without_a_thread_for_notices_leaves_the_job(seen: Results) -> None:
+    """Else its ramdisk and port stay taken, and the others wait for it."""
+    first, second = of(seen, "no_thread_for_notices")
+    assert second[0]["error"] == "RuntimeError", second
+    assert first[0]["error"] == "PeerLeft", first
+    assert "can't start new thread" in first[0]["text"]
+    for _, again in (first, second):
+        assert again["error"] == "", again
+
+
 def test_start_with_a_required_peers_port_closed_fails_on_all(seen: Results) -> None:
     first, second = of(seen, "closed_port")
     assert first["error"] == "PeerUnreachable"
@@ -99,6 +119,15 @@ def test_start_in_anothers_directory_fails_alike_on_all(seen: Results) -> None:
     assert first["error"] == "DirectoryInUse", first
     assert "run 'another' saves there" in first["text"]
     assert "eckpt doctor --adopt" in first["text"]
+
+
+def test_start_that_fails_on_another_process_claims_nothing(seen: Results) -> None:
+    first, second = of(seen, "failed_start_in_a_new_directory")
+    assert first[0]["error"] == "RestoreFailed", first
+    assert "process 1: " in first[0]["text"]
+    assert "its port is taken" in second[0]["text"], second
+    for _, another in (first, second):
+        assert another["error"] == "", another
 
 
 def test_first_writer_knows_the_life_that_is_over(seen: Results) -> None:
