@@ -32,7 +32,7 @@ from emergency_ckpt.core.restore.inventory import (
 )
 from emergency_ckpt.core.restore.leaves import compare_targets
 from emergency_ckpt.core.restore.plan_types import NoPlan, RestorePlan
-from emergency_ckpt.core.wording import processes_text
+from emergency_ckpt.core.wording import processes_text, valid_text
 from emergency_ckpt.errors import (
     CheckpointError,
     CorruptData,
@@ -47,6 +47,7 @@ from emergency_ckpt.restore.storage_load import LoadPlan
 from emergency_ckpt.types import LeafSpec
 
 _MOST_NAMED = 8
+_LEADER_LIMIT_CHARS = 4000
 
 
 class Report(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -126,7 +127,7 @@ def refuse(coordinator: Coordinator, name: str, series: Series, error: Exception
 
     Does not block. A coordination error is not raised, because the caller's error matters more.
     """
-    text = f"{type(error).__name__}: {error}"[:ERROR_LIMIT_CHARS]
+    text = valid_text(f"{type(error).__name__}: {error}", ERROR_LIMIT_CHARS)
     try:
         first = Round(coordinator, f"{name}/0", 0.0, grouped=True, series=series)
         first.say(msgspec.json.encode(Row(Status(text))))
@@ -142,8 +143,8 @@ def status_of(error: Exception, plan: RestorePlan | LoadPlan) -> Status:
     The status names the copies to blame: a whole step in storage, or single copies in RAM.
     """
     if isinstance(error, CopiesFailed):
-        return Status(str(error), error.unusable)
-    text = str(error)[:ERROR_LIMIT_CHARS]
+        return Status(valid_text(str(error), ERROR_LIMIT_CHARS), error.unusable)
+    text = valid_text(str(error), ERROR_LIMIT_CHARS)
     is_corrupt = isinstance(error, CorruptData)
     lacks = isinstance(error, PersistentTierError) and not error.unreachable
     if lacks or (is_corrupt and isinstance(plan, LoadPlan)):
@@ -154,7 +155,7 @@ def status_of(error: Exception, plan: RestorePlan | LoadPlan) -> Status:
         )
     if is_corrupt:
         return Status(text)
-    text = f"{type(error).__name__}: {error}"[:ERROR_LIMIT_CHARS]
+    text = valid_text(f"{type(error).__name__}: {error}", ERROR_LIMIT_CHARS)
     return Status(text, kind=_failure_kind(error))
 
 
@@ -335,7 +336,8 @@ class RestoreRounds:
                 failure = RestoreFailed("restore", "the job", problem)
                 failure.__cause__ = error
             self._leader_error = failure
-            return Failed(str(failure)[:4000] or type(error).__name__, _failure_kind(failure))
+            text = valid_text(str(failure), _LEADER_LIMIT_CHARS) or type(error).__name__
+            return Failed(text, _failure_kind(failure))
 
     def _check_steps(self, rows: Mapping[int, Row]) -> None:
         """At the leader: RestoreFailed when a process asks for another step than the leader."""

@@ -12,7 +12,16 @@ from emergency_ckpt.cluster.round import Series
 from emergency_ckpt.core.restore.inventory import HolderInventory
 from emergency_ckpt.core.restore.plan_types import Copies, RestorePlan
 from emergency_ckpt.errors import HolderUnreachable, RestoreFailed
-from emergency_ckpt.restore.rounds import AllDone, Answer, Failed, RestoreRounds, Row, Status
+from emergency_ckpt.restore.rounds import (
+    AllDone,
+    Answer,
+    Failed,
+    RestoreRounds,
+    Row,
+    Status,
+    refuse,
+    status_of,
+)
 from emergency_ckpt.types import SaveId
 
 WAIT_S = 20.0
@@ -111,3 +120,39 @@ def test_fault_of_the_leader_is_raised_as_it_was_there() -> None:
     assert first is fault
     assert isinstance(second, RestoreFailed)
     assert "a fault of the leader" in str(second)
+
+
+STRANGE = "cannot open caf\udce9.tfrecord"
+"""With the name of a file that is not UTF-8, as ``os.listdir`` returns it."""
+WRITTEN = "RuntimeError: cannot open caf\\udce9.tfrecord"
+
+
+def test_failed_part_that_is_no_unicode_reaches_the_leader() -> None:
+    leader = Scripted(FIRST, Failed("it is over"))
+    first, second = run(leader, status_of(RuntimeError(STRANGE), FIRST))
+    assert leader.rows[1][1].status == Status(WRITTEN)
+    assert isinstance(first, RestoreFailed)
+    assert isinstance(second, RestoreFailed)
+
+
+def test_refusal_that_is_no_unicode_reaches_the_leader() -> None:
+    service, leader = MemoryService(2), Scripted(Failed("it is over"))
+
+    def restore(process: int) -> Any:
+        if process:
+            refuse(service.member(1), "restore/0", Series(), RuntimeError(STRANGE))
+            return None
+        rounds = rounds_of(service, 0, leader)
+        held = HolderInventory("process/0", 0, "", (), ())
+        return rounds.hold(rounds.report(held, wants_host_state=False))
+
+    first, second = everywhere(2, restore)
+    assert isinstance(first, RestoreFailed)
+    assert second is None
+    assert leader.rows[0][1].status == Status(WRITTEN)
+
+
+def test_fault_of_the_leader_that_is_no_unicode_is_told() -> None:
+    first, second = run(Scripted(RuntimeError(STRANGE)))
+    assert isinstance(first, RestoreFailed)
+    assert "cannot open caf\\udce9.tfrecord" in str(second)

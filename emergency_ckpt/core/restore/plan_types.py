@@ -12,6 +12,7 @@ import msgspec
 
 from emergency_ckpt.core.limits import ProcessIndex
 from emergency_ckpt.core.timeline import Timeline
+from emergency_ckpt.core.wording import valid_text
 from emergency_ckpt.types import SaveId, ShardId, TierName
 
 TargetSet = tuple[ShardId, ...]
@@ -219,4 +220,5 @@ class NoPlan(msgspec.Struct, frozen=True, tag="no_plan", forbid_unknown_fields=T
 
 def clip(text: str, limit_chars: int = MAX_REASON_CHARS) -> str:
     """Return ``text`` cut to the limit, because reasons travel and are logged."""
-    return text if len(text) <= limit_chars else f"{text[: limit_chars - 3]}..."
+    valid = valid_text(text, limit_chars + 1)
+    return valid if len(valid) <= limit_chars else f"{valid[: limit_chars - 3]}..."
