@@ -358,6 +358,17 @@ class Round:
             self._series.tidy(self._coordinator)
         return answer if isinstance(answer, bytes) else answer([self._leader])
 
+    def tell_apart(self, name: str, value: bytes) -> None:
+        """At the leader, before the answer: send a value that all members read from one key."""
+        self._settle(Cell(self._coordinator, self._apart_key(name)), value)
+
+    def learn_apart(self, name: str) -> bytes:
+        """Return the value that the leader has sent before its answer, which speaks of it."""
+        return self._coordinator.get(self._apart_key(name), self._timeout_s)
+
+    def _apart_key(self, name: str) -> str:
+        return f"{self._name}.told/apart/{name}"
+
     def _settle(self, cell: Cell, answer: bytes) -> None:
         if cell.settle(answer) != answer:
             raise CoordinationError("tell", cell.key, "another answer has been sent")

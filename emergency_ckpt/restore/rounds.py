@@ -31,7 +31,7 @@ from emergency_ckpt.core.restore.inventory import (
     persistent_unusable,
 )
 from emergency_ckpt.core.restore.leaves import compare_targets
-from emergency_ckpt.core.restore.plan_types import NoPlan, RestorePlan
+from emergency_ckpt.core.restore.plan_types import CommonPart, NoPlan, RestorePlan
 from emergency_ckpt.core.wording import processes_text, valid_text
 from emergency_ckpt.errors import (
     CheckpointError,
@@ -48,6 +48,7 @@ from emergency_ckpt.types import LeafSpec
 
 _MOST_NAMED = 8
 _LEADER_LIMIT_CHARS = 4000
+_COMMON = "common"
 
 
 class Report(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -300,6 +301,9 @@ class RestoreRounds:
 
         def answer_all(said: Mapping[int, bytes]) -> Callable[[Collection[int]], bytes]:
             answer = self._answer(said, is_survey=is_survey)
+            common = answer.common() if isinstance(answer, RestorePlan) else None
+            if common is not None:
+                answer_round.tell_apart(_COMMON, msgspec.json.encode(common))
             if isinstance(answer, RestorePlan | LoadPlan):
                 return lambda processes: msgspec.json.encode(answer.share_of(processes))
             encoded = msgspec.json.encode(answer)
@@ -308,7 +312,13 @@ class RestoreRounds:
         data = answer_round.hold(msgspec.json.encode(row), answer_round.when_all(answer_all))
         self._held += 1
         what = f"{name}, the answer of process 0"
-        return decode_message(data, Answer, what, limit_bytes=MAX_PLAN_MESSAGE_BYTES)
+        answer = decode_message(data, Answer, what, limit_bytes=MAX_PLAN_MESSAGE_BYTES)
+        if isinstance(answer, RestorePlan) and answer.has_common:
+            common = answer_round.learn_apart(_COMMON)
+            return answer.with_common(
+                decode_message(common, CommonPart, what, limit_bytes=MAX_PLAN_MESSAGE_BYTES)
+            )
+        return answer
 
     def _absent(self, processes: Collection[int]) -> Mapping[int, str]:
         gone = have_left(self._coordinator, processes)

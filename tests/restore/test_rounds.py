@@ -6,11 +6,12 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
 from memory_coordination import MemoryService, everywhere
 
 from emergency_ckpt.cluster.round import Series
 from emergency_ckpt.core.restore.inventory import HolderInventory
-from emergency_ckpt.core.restore.plan_types import Copies, RestorePlan
+from emergency_ckpt.core.restore.plan_types import Copies, HostStateFetch, RestorePlan
 from emergency_ckpt.errors import HolderUnreachable, RestoreFailed
 from emergency_ckpt.restore.rounds import (
     AllDone,
@@ -79,6 +80,24 @@ def test_answer_to_reports_has_the_part_of_each_process() -> None:
         0: "process/0",
         1: "process/1",
     }
+
+
+def test_host_states_for_all_are_sent_once() -> None:
+    """Where a remap is due each process needs all: a copy for each would be 19 GB for 10,000."""
+    every = tuple(HostStateFetch(owner, "d" * 64, ("process/1",)) for owner in range(3))
+    addresses = {"process/0": "a:1", "process/1": "b:1"}
+    plan = msgspec.structs.replace(FIRST, every_host_state=every, addresses=addresses)
+    service = MemoryService(2)
+
+    def restore(process: int) -> Any:
+        rounds = rounds_of(service, process, Scripted(plan))
+        held = HolderInventory(f"process/{process}", process, "", (), ())
+        return rounds.hold(rounds.report(held, wants_host_state=True))
+
+    for answer in everywhere(2, restore):
+        assert answer.every_host_state == every
+        assert answer.addresses == {"process/1": "b:1"}
+    assert len([value for value in service.values.values() if b"d" * 64 in value]) == 1
 
 
 def test_answer_to_a_failure_is_the_next_choice() -> None:
