@@ -6,7 +6,11 @@ import signal
 import subprocess
 from pathlib import Path
 
+import pytest
 from programs import ended, started
+from world import World, save_all
+
+from emergency_ckpt.cluster import LeftProcesses
 
 PROGRAM = """
 import sys, threading
@@ -72,6 +76,25 @@ def test_exception_with_a_name_that_is_no_unicode_releases_all(tmp_path: Path) -
         "raised 'bad record in caf\\udce9.tfrecord'",
         "restored 1",
     ]
+
+
+def test_end_that_cannot_be_told_releases_all(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("scripted")
+
+    def train() -> None:
+        with world.open_both() as checkpointer:
+            save_all(checkpointer, world, 1)
+            raise KeyError("a bug")
+
+    monkeypatch.setattr(LeftProcesses, "leave", fail)
+    with pytest.raises(RuntimeError, match="scripted"):
+        train()
+    monkeypatch.undo()
+    with world.open_both() as checkpointer:
+        assert checkpointer.restore(state=world.state(0))[0] == 1
 
 
 def test_second_signal_ends_a_program_that_waits(tmp_path: Path) -> None:
