@@ -112,9 +112,9 @@ class _End:
             if self.has_come:
                 return
             self.has_come = True
-            opened.left_processes.leave(reason, opened.saver.begun)
-            opened.expect_no_step()
             try:
+                opened.left_processes.leave(reason, opened.saver.begun)
+                opened.expect_no_step()
                 opened.saver.ending.abandon(limit_s)
             finally:
                 opened.release(reason, error)

@@ -91,6 +91,10 @@ class MemoryLimitReached(RamdiskFull):
     """The ramdisk has room, but the job may not take as much memory: the kernel would kill it."""
 
 
+class HostStatesFull(LocalTierError):
+    """RAM has as many host states as it may have, whatever room the ramdisk has."""
+
+
 class MappingRefused(LocalTierError):
     """Host memory cannot be mapped for the devices' DMA; saves and restores go on without it."""
 

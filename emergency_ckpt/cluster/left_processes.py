@@ -29,6 +29,7 @@ from emergency_ckpt.cluster.coordination import (
 )
 from emergency_ckpt.core.limits import MAX_INT
 from emergency_ckpt.core.timeline import number_of
+from emergency_ckpt.core.wording import valid_text
 from emergency_ckpt.errors import CheckpointError
 from emergency_ckpt.types import PERSISTENT, SaveId, TierName
 
@@ -109,12 +110,12 @@ class LeftProcesses:
         saves: dict[str, Place] = {tier: in_order(s) for tier, s in begun.items()}
         if stores_last:
             saves[PERSISTENT] = _LAST
-        leaving = _Leaving(reason[:_REASON_LIMIT_CHARS], saves)
+        leaving = _Leaving(valid_text(reason, _REASON_LIMIT_CHARS), saves)
         self._say(LEAVING, msgspec.json.encode(leaving))
 
     def gone(self, reason: str) -> None:
         """Announce that nothing more comes from this process. Idempotent; never raises."""
-        self._say(GONE, reason[:_REASON_LIMIT_CHARS].encode())
+        self._say(GONE, valid_text(reason, _REASON_LIMIT_CHARS).encode())
 
     def come_to(self, tier: TierName, save: SaveId) -> None:
         """Report that this process begins ``save``, and takes part in no earlier save any more."""

@@ -40,7 +40,7 @@ from emergency_ckpt.cluster.round import Answer, Round, nobody, wait_for_key
 from emergency_ckpt.cluster.shard_source import ProcessHoldings
 from emergency_ckpt.config import Config
 from emergency_ckpt.core.address import outside_hosts, reachable_host
-from emergency_ckpt.core.wording import processes_text
+from emergency_ckpt.core.wording import processes_text, valid_text
 from emergency_ckpt.errors import CheckpointError, ConfigError, CoordinationError, DeadlineExceeded
 from emergency_ckpt.events import EventSink
 from emergency_ckpt.files import resolved
@@ -265,7 +265,7 @@ def tell_problem(coordinator: Coordinator, error: CheckpointError) -> None:
 
     Does not block. A coordination error is not raised, because the caller's error matters more.
     """
-    problem = str(error)[:ERROR_LIMIT_CHARS]
+    problem = valid_text(str(error), ERROR_LIMIT_CHARS)
     try:
         settings_round = _round(coordinator, "settings", 0.0)
         settings_round.say(msgspec.json.encode(_Hello("", problem)))

@@ -39,6 +39,7 @@ from emergency_ckpt.cluster.coordination import (
     run_and_report,
 )
 from emergency_ckpt.cluster.left_processes import have_left
+from emergency_ckpt.core.wording import valid_text
 from emergency_ckpt.errors import (
     CheckpointError,
     CoordinationError,
@@ -357,6 +358,17 @@ class Round:
             self._series.tidy(self._coordinator)
         return answer if isinstance(answer, bytes) else answer([self._leader])
 
+    def tell_apart(self, name: str, value: bytes) -> None:
+        """At the leader, before the answer: send a value that all members read from one key."""
+        self._settle(Cell(self._coordinator, self._apart_key(name)), value)
+
+    def learn_apart(self, name: str) -> bytes:
+        """Return the value that the leader has sent before its answer, which speaks of it."""
+        return self._coordinator.get(self._apart_key(name), self._timeout_s)
+
+    def _apart_key(self, name: str) -> str:
+        return f"{self._name}.told/apart/{name}"
+
     def _settle(self, cell: Cell, answer: bytes) -> None:
         if cell.settle(answer) != answer:
             raise CoordinationError("tell", cell.key, "another answer has been sent")
@@ -371,7 +383,7 @@ class Round:
         if isinstance(error, DeadlineExceeded):
             text, missing = error.reason, error.missing[:_MISSING_NAMED]
             more = error.more + len(error.missing) - len(missing)
-        text = text[:ERROR_LIMIT_CHARS]
+        text = valid_text(text, ERROR_LIMIT_CHARS)
         failed = _Failed(text, isinstance(error, PeerLeft), missing, more)
         try:
             for cell, _ in self._cells():
@@ -480,9 +492,8 @@ def agree(
         return joined_errors({p: reason_of(data) for p, data in said.items()}).encode()
 
     error_round = Round(coordinator, name, timeout_s, prompt=True, series=series)
-    return reason_of(
-        error_round.hold(error[:JOINED_LIMIT_CHARS].encode(), error_round.when_all(join))
-    )
+    own = valid_text(error, JOINED_LIMIT_CHARS).encode()
+    return reason_of(error_round.hold(own, error_round.when_all(join)))
 
 
 class _Ready(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -525,10 +536,10 @@ def run_on_all(
     """
 
     def tell(error: CheckpointError | None) -> _Ready:
-        cut, in_use = ERROR_LIMIT_CHARS, None
+        in_use: tuple[str, str, str] | None = None
         if isinstance(error, DirectoryInUse):
-            in_use = error.target[:cut], error.problem[:cut], error.hint[:cut]
-        own = _Ready(str(error or "")[:cut], counter.last_number, in_use)
+            in_use = _cut(error.target), _cut(error.problem), _cut(error.hint)
+        own = _Ready(_cut(str(error or "")), counter.last_number, in_use)
         ready_round = Round(coordinator, name, timeout_s, prompt=True, series=series)
         data = ready_round.hold(
             msgspec.json.encode(own), ready_round.when_all(lambda said: _together(said, name))
@@ -554,6 +565,10 @@ def leave_together(coordinator: Coordinator, timeout_s: float) -> None:
         last_round.hold(b"", last_round.when_all(lambda _: b""))
     except CheckpointError as error:
         logging.warning("not all processes finished in time after the notice: %s", error)
+
+
+def _cut(text: str) -> str:
+    return valid_text(text, ERROR_LIMIT_CHARS)
 
 
 def _together(messages: Mapping[int, bytes], name: str) -> bytes:

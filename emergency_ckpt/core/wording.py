@@ -19,6 +19,15 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
+def valid_text(text: str, limit_chars: int) -> str:
+    """Return ``text``, an error's for example, as a message to other processes can contain it.
+
+    The name of a file that is not UTF-8 has lone surrogates, which no message can contain: each
+    becomes an escape, e.g. ``\\udce9``. The result has at most ``limit_chars``.
+    """
+    return text[:limit_chars].encode(errors="backslashreplace").decode()[:limit_chars]
+
+
 def size_text(size_bytes: int) -> str:
     """Return ``size_bytes`` in the largest unit that leaves a number of at least 1."""
     for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):

@@ -30,6 +30,7 @@ from emergency_ckpt.errors import (
     CheckpointError,
     CorruptData,
     HostStateError,
+    HostStatesFull,
     LocalTierError,
     RamdiskFull,
 )
@@ -388,7 +389,8 @@ class HostStateStore:
         """Publish a document; it survives the end of every process on the host.
 
         CorruptData when it is not the document of that save and owner, HostStateError when it is
-        another run's or differs from the held one, RamdiskFull when there is no room.
+        another run's or differs from the held one, RamdiskFull when there is no room,
+        HostStatesFull at the bound of this store, which no room in the ramdisk changes.
         """
         document = decode_of(save, owner, count, data)
         if save.run_id != self._place.run_id:
@@ -492,7 +494,7 @@ class HostStateStore:
                 return
             older = {other for other in saves if other < save and other != self._complete}
             if not older:
-                raise RamdiskFull(
+                raise HostStatesFull(
                     "publish host state in",
                     f"{len(self._held)} documents of {len(saves)} saves",
                     "the store is full of newer ones",

@@ -35,12 +35,22 @@ def fetch_documents(
     save: SaveId,
     count: int,
     me: str,
+    process: tuple[int, int],
 ) -> list[host_states.HostStateDocument]:
     """Return the documents that this process needs, from its own RAM or from peers.
 
-    A fetched document is published here too, so that it has as many holders as before the loss.
+    A fetched document of this process's share is published here too: its own document, so that it
+    has as many holders as before the loss, and where a remap is due, an equal part of all. The
+    other documents of a remap are only read: each process needs all of them, and keeps few.
     CopiesFailed when no source has a document, HolderUnreachable.
+
+    Args:
+      count: number of processes at the save.
+      me: name of this process as a holder.
+      process: its index, and the number of processes now.
     """
+
+    index, process_count = process
 
     def fetch(request: HostStateFetch) -> host_states.HostStateDocument:
         name = f"host state of process {request.owner}"
@@ -68,7 +78,7 @@ def fetch_documents(
         if answer is None:
             raise CopiesFailed(save.step, failed)
         source, data, document = answer
-        if source != me:
+        if source != me and request.owner % process_count == index:
             room.publish_host_state(save, request.owner, count, data)
         return document
 

@@ -62,7 +62,6 @@ from emergency_ckpt.storage.steps import StoredView
 from emergency_ckpt.storage.tier import PersistentTier
 from emergency_ckpt.types import PERSISTENT, SaveId
 
-MAX_ATTEMPTS = 16
 MAX_LOADS = 2
 """So often a persistent step is loaded in one restore, if copies of the step fail in RAM."""
 LISTING_TIMEOUT_S = 30.0
@@ -231,7 +230,8 @@ class RestoreLeader:
         self._attempts += 1
         text = "; ".join(f"process {p}: {s.error}" for p, s in list(failed.items())[:4])
         fatal = [status for status in failed.values() if not status.unusable]
-        if fatal or not new or self._attempts >= MAX_ATTEMPTS:
+        # Each further attempt leaves out copies that counted before: so the attempts end.
+        if fatal or not new:
             kinds: set[FailureKind] = {status.kind for status in fatal}
             kind: FailureKind = kinds.pop() if len(kinds) == 1 else "failed"
             return Failed(text, kind, "the job" if self._step is None else f"step {self._step}")

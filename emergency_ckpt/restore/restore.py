@@ -257,11 +257,12 @@ class Restore:
                 parts.holdings,
                 self._calls,
                 self._room,
-                copies.host_states,
+                plan.every_host_state or copies.host_states,
                 plan.addresses,
                 save,
                 plan.host_state_count or 0,
                 parts.holdings.name,
+                parts.process,
             )
             self._host_state.apply(save, documents)
         return RestoredState(

@@ -12,7 +12,7 @@ from typing import TypeVar
 from absl import logging
 
 from emergency_ckpt.core.shard_layout import Layout
-from emergency_ckpt.errors import LocalTierError, RamdiskFull, SlotBusy
+from emergency_ckpt.errors import HostStatesFull, LocalTierError, RamdiskFull, SlotBusy
 from emergency_ckpt.ram.tier import LocalTier, SlotWriter
 from emergency_ckpt.types import SaveId
 
@@ -70,13 +70,20 @@ class RestoreRoom:
         *,
         expendable: Collection[SaveId] = (),
     ) -> bool:
-        """Publish a document of ``save``, whose tensors stay; return False if there is no room."""
+        """Publish a document of ``save``, whose tensors stay; return False if there is no room.
+
+        Nothing makes way for a document where RAM has as many documents as it may have.
+        """
 
         def publish() -> bool:
             self._tier.publish_host_state(save, owner, count, data, restores=True)
             return True
 
-        return self._in_room(expendable, [save], publish) is not None
+        try:
+            return self._in_room(expendable, [save], publish) is not None
+        except HostStatesFull as error:
+            logging.warning("a restored host state is not kept: %s", error)
+            return False
 
     def _in_room(
         self, expendable: Collection[SaveId], sources: Collection[SaveId], write: Callable[[], _T]

@@ -31,8 +31,8 @@ from emergency_ckpt.core.restore.inventory import (
     persistent_unusable,
 )
 from emergency_ckpt.core.restore.leaves import compare_targets
-from emergency_ckpt.core.restore.plan_types import NoPlan, RestorePlan
-from emergency_ckpt.core.wording import processes_text
+from emergency_ckpt.core.restore.plan_types import CommonPart, NoPlan, RestorePlan
+from emergency_ckpt.core.wording import processes_text, valid_text
 from emergency_ckpt.errors import (
     CheckpointError,
     CorruptData,
@@ -47,6 +47,8 @@ from emergency_ckpt.restore.storage_load import LoadPlan
 from emergency_ckpt.types import LeafSpec
 
 _MOST_NAMED = 8
+_LEADER_LIMIT_CHARS = 4000
+_COMMON = "common"
 
 
 class Report(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -126,7 +128,7 @@ def refuse(coordinator: Coordinator, name: str, series: Series, error: Exception
 
     Does not block. A coordination error is not raised, because the caller's error matters more.
     """
-    text = f"{type(error).__name__}: {error}"[:ERROR_LIMIT_CHARS]
+    text = valid_text(f"{type(error).__name__}: {error}", ERROR_LIMIT_CHARS)
     try:
         first = Round(coordinator, f"{name}/0", 0.0, grouped=True, series=series)
         first.say(msgspec.json.encode(Row(Status(text))))
@@ -142,8 +144,8 @@ def status_of(error: Exception, plan: RestorePlan | LoadPlan) -> Status:
     The status names the copies to blame: a whole step in storage, or single copies in RAM.
     """
     if isinstance(error, CopiesFailed):
-        return Status(str(error), error.unusable)
-    text = str(error)[:ERROR_LIMIT_CHARS]
+        return Status(valid_text(str(error), ERROR_LIMIT_CHARS), error.unusable)
+    text = valid_text(str(error), ERROR_LIMIT_CHARS)
     is_corrupt = isinstance(error, CorruptData)
     lacks = isinstance(error, PersistentTierError) and not error.unreachable
     if lacks or (is_corrupt and isinstance(plan, LoadPlan)):
@@ -154,7 +156,7 @@ def status_of(error: Exception, plan: RestorePlan | LoadPlan) -> Status:
         )
     if is_corrupt:
         return Status(text)
-    text = f"{type(error).__name__}: {error}"[:ERROR_LIMIT_CHARS]
+    text = valid_text(f"{type(error).__name__}: {error}", ERROR_LIMIT_CHARS)
     return Status(text, kind=_failure_kind(error))
 
 
@@ -299,6 +301,9 @@ class RestoreRounds:
 
         def answer_all(said: Mapping[int, bytes]) -> Callable[[Collection[int]], bytes]:
             answer = self._answer(said, is_survey=is_survey)
+            common = answer.common() if isinstance(answer, RestorePlan) else None
+            if common is not None:
+                answer_round.tell_apart(_COMMON, msgspec.json.encode(common))
             if isinstance(answer, RestorePlan | LoadPlan):
                 return lambda processes: msgspec.json.encode(answer.share_of(processes))
             encoded = msgspec.json.encode(answer)
@@ -307,7 +312,13 @@ class RestoreRounds:
         data = answer_round.hold(msgspec.json.encode(row), answer_round.when_all(answer_all))
         self._held += 1
         what = f"{name}, the answer of process 0"
-        return decode_message(data, Answer, what, limit_bytes=MAX_PLAN_MESSAGE_BYTES)
+        answer = decode_message(data, Answer, what, limit_bytes=MAX_PLAN_MESSAGE_BYTES)
+        if isinstance(answer, RestorePlan) and answer.has_common:
+            common = answer_round.learn_apart(_COMMON)
+            return answer.with_common(
+                decode_message(common, CommonPart, what, limit_bytes=MAX_PLAN_MESSAGE_BYTES)
+            )
+        return answer
 
     def _absent(self, processes: Collection[int]) -> Mapping[int, str]:
         gone = have_left(self._coordinator, processes)
@@ -335,7 +346,8 @@ class RestoreRounds:
                 failure = RestoreFailed("restore", "the job", problem)
                 failure.__cause__ = error
             self._leader_error = failure
-            return Failed(str(failure)[:4000] or type(error).__name__, _failure_kind(failure))
+            text = valid_text(str(failure), _LEADER_LIMIT_CHARS) or type(error).__name__
+            return Failed(text, _failure_kind(failure))
 
     def _check_steps(self, rows: Mapping[int, Row]) -> None:
         """At the leader: RestoreFailed when a process asks for another step than the leader."""

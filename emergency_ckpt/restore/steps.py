@@ -20,6 +20,7 @@ from emergency_ckpt.cluster.coordination import (
 )
 from emergency_ckpt.cluster.round import Round, Series, agree
 from emergency_ckpt.core.save.save_rules import step_number
+from emergency_ckpt.core.wording import valid_text
 from emergency_ckpt.errors import (
     CheckpointError,
     CorruptData,
@@ -193,7 +194,7 @@ class StepCatalog:
         try:
             own = Ranked(rank())
         except Exception as error:
-            text = f"{type(error).__name__}: {error}"[:ERROR_LIMIT_CHARS]
+            text = valid_text(f"{type(error).__name__}: {error}", ERROR_LIMIT_CHARS)
             self._highest(name, Ranked(error=text))
             raise
         agreed = self._highest(name, own)

@@ -26,6 +26,7 @@ from emergency_ckpt.cluster.coordination import (
 from emergency_ckpt.cluster.left_processes import LeftProcesses, Place, has_come_to, in_order
 from emergency_ckpt.cluster.round import Absent, Cell, Round, Series
 from emergency_ckpt.core.save.save_rules import all_published, decide_vote
+from emergency_ckpt.core.wording import valid_text
 from emergency_ckpt.errors import CheckpointError, CoordinationError, DeadlineExceeded, PeerLeft
 from emergency_ckpt.save.turns import Turns
 from emergency_ckpt.types import LOCAL, SaveId
@@ -165,7 +166,8 @@ class Vote:
         if self._leads:
             self._begin(save)
         self._left_processes.come_to(LOCAL, save)
-        ballot = msgspec.structs.replace(ballot, refused=ballot.refused[:_BALLOT_LIMIT_CHARS])
+        refused = valid_text(ballot.refused, _BALLOT_LIMIT_CHARS)
+        ballot = msgspec.structs.replace(ballot, refused=refused)
         self._ballots(save).say(msgspec.json.encode(ballot))
 
     def learn(self, save: SaveId) -> Outcome:

@@ -15,6 +15,7 @@ from absl import logging
 
 from emergency_ckpt.core.address import format_address
 from emergency_ckpt.core.limits import MAX_MESSAGE_CHARS
+from emergency_ckpt.core.wording import valid_text
 from emergency_ckpt.errors import (
     AuthenticationFailed,
     CheckpointError,
@@ -198,7 +199,7 @@ class Session:
         self.stream.send_frame(wire.Done(), self._io_timeout_s)
 
     def _fail(self, code: wire.FailureCode, error: Exception) -> None:
-        failure = wire.Failure(code=code, message=str(error)[:MAX_MESSAGE_CHARS])
+        failure = wire.Failure(code=code, message=valid_text(str(error), MAX_MESSAGE_CHARS))
         self.stream.send_frame(failure, self._io_timeout_s)
 
     def _refuse(self, code: wire.FailureCode, error: Exception) -> None:

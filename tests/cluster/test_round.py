@@ -11,10 +11,13 @@ from places import VERIFICATION
 from programs import printed
 
 from emergency_ckpt.cluster import Cell, Coordinator, LeftProcesses, Round, Rule, Series
+from emergency_ckpt.cluster.left_processes import have_left, leaving
+from emergency_ckpt.cluster.round import agree, run_on_all
 from emergency_ckpt.errors import (
     CheckpointError,
     CoordinationError,
     DeadlineExceeded,
+    DirectoryInUse,
     PeerLeft,
 )
 
@@ -152,6 +155,65 @@ def test_error_of_the_leader_is_told_to_all(spoil: str, grouped: bool) -> None:
         assert isinstance(end, CoordinationError)
         assert "process 0 failed" in str(end)
         assert "it is damaged" in str(end)
+
+
+STRANGE = "no record in caf\udce9.tfrecord"
+"""With the name of a file that is not UTF-8, as ``os.listdir`` returns it."""
+WRITTEN = "no record in caf\\udce9.tfrecord"
+
+
+def test_error_that_is_no_unicode_is_told_to_all() -> None:
+    def fail(said: Mapping[int, bytes]) -> bytes:
+        raise ValueError(STRANGE)
+
+    first, second = together(MemoryService(2), lambda held, _: held.hold(b"", held.when_all(fail)))
+    assert isinstance(first, ValueError)
+    assert isinstance(second, CoordinationError)
+    assert second.problem == f"process 0 failed: unexpected ValueError: {WRITTEN}"
+
+
+def test_agreed_errors_that_are_no_unicode_are_told_to_all() -> None:
+    service = MemoryService(2)
+
+    def say(process: int) -> str:
+        return agree(service.member(process), "errors", STRANGE if process else "", LONG_S)
+
+    assert everywhere(2, say) == [f"process 1: {WRITTEN}"] * 2
+
+
+class Counted:
+    """A number that goes on alike."""
+
+    last_number = 0
+
+    def go_on_from(self, number: int) -> None:
+        self.last_number = number
+
+
+def test_failed_work_that_is_no_unicode_is_told_to_all() -> None:
+    service = MemoryService(2)
+
+    def work(process: int) -> None:
+        if process:
+            raise DirectoryInUse("save in", STRANGE, STRANGE, hint=STRANGE)
+
+    def run(process: int) -> str:
+        member = service.member(process)
+        return run_on_all(member, "ready", lambda: work(process), Counted(), LONG_S)
+
+    first, second = everywhere(2, run)
+    assert isinstance(second, DirectoryInUse)
+    assert isinstance(first, DirectoryInUse)
+    assert (first.target, first.problem, first.hint) == (WRITTEN,) * 3
+
+
+def test_reason_of_leaving_that_is_no_unicode_is_told() -> None:
+    service = MemoryService(2)
+    left_processes = LeftProcesses(service.member(1))
+    left_processes.leave(STRANGE, {})
+    assert leaving(service.member(0)) == {1: f"process 1 has left: {WRITTEN}"}
+    left_processes.gone(STRANGE)
+    assert have_left(service.member(0), [1]) == {1: f"process 1 has left: {WRITTEN}"}
 
 
 def test_rule_that_waits_when_all_have_spoken_is_an_error_on_all() -> None:

@@ -118,3 +118,10 @@ def test_start_tells_hosts_that_loopback_addresses_shut_out() -> None:
     hosts = ["127.0.0.1", "10.0.0.2", "10.0.0.1"]
     found = everywhere(3, lambda p: agree_settings(service.member(p), {}, LONG_S, hosts[p]))
     assert [outside for _, outside in found] == [("10.0.0.1", "10.0.0.2")] * 3
+
+
+def test_invalid_setting_that_is_no_unicode_is_told_to_all() -> None:
+    service = MemoryService(2)
+    tell_problem(service.member(1), ConfigError(["dir is caf\udce9, a file"]))
+    with pytest.raises(ConfigError, match=r"process 1: .*caf\\udce9, a file"):
+        agree_settings(service.member(0), {}, LONG_S)

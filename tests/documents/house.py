@@ -60,6 +60,8 @@ OWN_SIZES = {
     "extras/hang.py": {"PLACE_LIMIT_CHARS", "REASON_LIMIT_CHARS", "STACKS_LIMIT_CHARS"},
     "extras/notices.py": {"TEXT_LIMIT_CHARS"},
     "core/restore/plan_types.py": {"MAX_REASON_CHARS"},
+    "restore/rounds.py": {"LEADER_LIMIT_CHARS"},
+    "save/persistent/rounds.py": {"REPORT_LIMIT_CHARS"},
     "tools/deploy.py": {"LABEL_LIMIT_CHARS"},
     "tools/report/lives.py": {"MAX_TEXT_CHARS"},
     "save/vote.py": {"BALLOT_LIMIT_CHARS"},

@@ -30,7 +30,7 @@ from world import World, save_all
 from emergency_ckpt.core.limits import MAX_HOST_STATE_BYTES, MAX_HOST_STATE_SAVES
 from emergency_ckpt.core.restore.inventory import RestoredSave
 from emergency_ckpt.core.shard_layout import lay_out
-from emergency_ckpt.errors import CorruptData, HostStateError, LocalTierError, RamdiskFull
+from emergency_ckpt.errors import CorruptData, HostStateError, HostStatesFull, LocalTierError
 from emergency_ckpt.ram import LocalTier, build_contents
 from emergency_ckpt.ram.process_files import LEDGER_FILE, Ledger
 
@@ -264,7 +264,7 @@ def test_buddies_cannot_fill_the_ramdisk(tier: LocalTier, monkeypatch: pytest.Mo
         tier.publish_host_state(save_id(step), 1, 4, document(step, 1))
     steps = [held.save.step for held in tier.held()[1]]
     assert steps == [1, *range(53, newest)]
-    with pytest.raises(RamdiskFull, match="newer ones"):
+    with pytest.raises(HostStatesFull, match="newer ones"):
         tier.publish_host_state(save_id(2), 1, 4, document(2, 1))
 
     monkeypatch.setattr("emergency_ckpt.ram.process_directory.MAX_DOCUMENTS_BYTES", 1 << 20)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import time
 
+import jax.numpy as jnp
 import pytest
+from damage import flip
 from faults import shards_in_ram_look_damaged
-from world import World, save_all
+from world import STORAGE, World, save_all
 
 from emergency_ckpt.errors import StorageUnreachable, Unrecoverable
 from emergency_ckpt.storage import PersistentTier
@@ -47,6 +49,22 @@ def test_each_stored_step_is_loaded_at_most_twice(
         assert loads(stored) == [4, 4, 2, 2]
         monkeypatch.undo()
         assert checkpointer.restore(state=stored.state(0), host_state={})[0] == 4
+
+
+def test_restore_after_16_damaged_steps_takes_the_17th(world: World) -> None:
+    state = {"w": jnp.arange(4096.0)}
+    with world.open_both(**STORAGE) as checkpointer:
+        for step in range(1, 18):
+            checkpointer.save(step=step, state=state)
+            checkpointer.wait_until_finished()
+    for step in range(2, 18):
+        chunks = [path for path in (world.persistent / str(step)).rglob("d/*") if path.is_file()]
+        flip(max(chunks, key=lambda path: path.stat().st_size))
+    world.lose_ram()
+    world.events.clear()
+    with world.open_both(**STORAGE) as checkpointer:
+        assert checkpointer.restore(state=state)[0] == 1
+    assert len(world.named("restore.stage", stage="replanned")) == 16
 
 
 def test_damage_in_ram_leads_to_storage_before_an_older_step(

@@ -6,13 +6,23 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
 from memory_coordination import MemoryService, everywhere
 
 from emergency_ckpt.cluster.round import Series
 from emergency_ckpt.core.restore.inventory import HolderInventory
-from emergency_ckpt.core.restore.plan_types import Copies, RestorePlan
+from emergency_ckpt.core.restore.plan_types import Copies, HostStateFetch, RestorePlan
 from emergency_ckpt.errors import HolderUnreachable, RestoreFailed
-from emergency_ckpt.restore.rounds import AllDone, Answer, Failed, RestoreRounds, Row, Status
+from emergency_ckpt.restore.rounds import (
+    AllDone,
+    Answer,
+    Failed,
+    RestoreRounds,
+    Row,
+    Status,
+    refuse,
+    status_of,
+)
 from emergency_ckpt.types import SaveId
 
 WAIT_S = 20.0
@@ -72,6 +82,24 @@ def test_answer_to_reports_has_the_part_of_each_process() -> None:
     }
 
 
+def test_host_states_for_all_are_sent_once() -> None:
+    """Where a remap is due each process needs all: a copy for each would be 19 GB for 10,000."""
+    every = tuple(HostStateFetch(owner, "d" * 64, ("process/1",)) for owner in range(3))
+    addresses = {"process/0": "a:1", "process/1": "b:1"}
+    plan = msgspec.structs.replace(FIRST, every_host_state=every, addresses=addresses)
+    service = MemoryService(2)
+
+    def restore(process: int) -> Any:
+        rounds = rounds_of(service, process, Scripted(plan))
+        held = HolderInventory(f"process/{process}", process, "", (), ())
+        return rounds.hold(rounds.report(held, wants_host_state=True))
+
+    for answer in everywhere(2, restore):
+        assert answer.every_host_state == every
+        assert answer.addresses == {"process/1": "b:1"}
+    assert len([value for value in service.values.values() if b"d" * 64 in value]) == 1
+
+
 def test_answer_to_a_failure_is_the_next_choice() -> None:
     """In the same round: nobody waits once more for the leader's plan."""
     leader = Scripted(FIRST, FIRST, AllDone("2-b"))
@@ -111,3 +139,39 @@ def test_fault_of_the_leader_is_raised_as_it_was_there() -> None:
     assert first is fault
     assert isinstance(second, RestoreFailed)
     assert "a fault of the leader" in str(second)
+
+
+STRANGE = "cannot open caf\udce9.tfrecord"
+"""With the name of a file that is not UTF-8, as ``os.listdir`` returns it."""
+WRITTEN = "RuntimeError: cannot open caf\\udce9.tfrecord"
+
+
+def test_failed_part_that_is_no_unicode_reaches_the_leader() -> None:
+    leader = Scripted(FIRST, Failed("it is over"))
+    first, second = run(leader, status_of(RuntimeError(STRANGE), FIRST))
+    assert leader.rows[1][1].status == Status(WRITTEN)
+    assert isinstance(first, RestoreFailed)
+    assert isinstance(second, RestoreFailed)
+
+
+def test_refusal_that_is_no_unicode_reaches_the_leader() -> None:
+    service, leader = MemoryService(2), Scripted(Failed("it is over"))
+
+    def restore(process: int) -> Any:
+        if process:
+            refuse(service.member(1), "restore/0", Series(), RuntimeError(STRANGE))
+            return None
+        rounds = rounds_of(service, 0, leader)
+        held = HolderInventory("process/0", 0, "", (), ())
+        return rounds.hold(rounds.report(held, wants_host_state=False))
+
+    first, second = everywhere(2, restore)
+    assert isinstance(first, RestoreFailed)
+    assert second is None
+    assert leader.rows[0][1].status == Status(WRITTEN)
+
+
+def test_fault_of_the_leader_that_is_no_unicode_is_told() -> None:
+    first, second = run(Scripted(RuntimeError(STRANGE)))
+    assert isinstance(first, RestoreFailed)
+    assert "cannot open caf\\udce9.tfrecord" in str(second)

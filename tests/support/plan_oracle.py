@@ -204,7 +204,8 @@ class Oracle:
             named |= {n for g in part.fetch for n in g.sources}
             named |= {n for s in part.host_states for n in s.sources}
             named.discard(own.get(process, ""))
-            addresses = plan.share_of([process]).addresses
+            share, common = plan.share_of([process]), plan.common()
+            addresses = (share.with_common(common) if common else share).addresses
             assert addresses == {n: self.holders[n].address for n in addresses}
             assert named <= addresses.keys()
 

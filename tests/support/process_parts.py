@@ -39,12 +39,24 @@ def parts_of(
 ) -> dict[int, Part]:
     names = {h.process_index: h.holder for h in inventory.holders}
     return {
-        process: _part_of(copies, inventory, targets[process], names.get(process, ""))
+        process: _part_of(
+            copies,
+            inventory,
+            targets[process],
+            names.get(process, ""),
+            plan.every_host_state or copies.host_states,
+        )
         for process, copies in plan.copies.items()
     }
 
 
-def _part_of(copies: Copies, inventory: Inventory, targets: TargetSet, me: str) -> Part:
+def _part_of(
+    copies: Copies,
+    inventory: Inventory,
+    targets: TargetSet,
+    me: str,
+    host_states: tuple[HostStateFetch, ...],
+) -> Part:
     manifests = inventory.manifests
     own = own_shards(copies, targets, manifests)
     present = {manifests[group.digest].shard_id(i) for group in own for i in group.shards}
@@ -55,7 +67,7 @@ def _part_of(copies: Copies, inventory: Inventory, targets: TargetSet, me: str) 
 
     fetch = fetch_groups(copies, targets, missing, me, manifest_of)
     reads = [OwnRead(g.digest, g.shards, _others(copies, g.digest, me)) for g in own]
-    return Part(tuple(reads), tuple(fetch), copies.host_states)
+    return Part(tuple(reads), tuple(fetch), host_states)
 
 
 def _others(copies: Copies, digest: str, me: str) -> tuple[str, ...]:

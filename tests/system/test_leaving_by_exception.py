@@ -6,7 +6,11 @@ import signal
 import subprocess
 from pathlib import Path
 
+import pytest
 from programs import ended, started
+from world import World, save_all
+
+from emergency_ckpt.cluster import LeftProcesses
 
 PROGRAM = """
 import sys, threading
@@ -31,6 +35,28 @@ with EmergencyCheckpointer(
 """
 
 
+STRANGE_NAME = """
+import os, sys
+import jax, jax.numpy as jnp
+jax.config.update("jax_platforms", "cpu")
+from emergency_ckpt import EmergencyCheckpointer
+def opened():
+    return EmergencyCheckpointer(
+        run_id="run", local_dir=sys.argv[1] + "/ram", local_save_every=1, save_every=0
+    )
+name = os.fsdecode(b"caf\\xe9.tfrecord")  # what os.listdir returns of such a file
+try:
+    with opened() as checkpointer:
+        checkpointer.save(step=1, state={"w": jnp.zeros(4)})
+        checkpointer.wait_until_finished()
+        raise ValueError(f"bad record in {name}")
+except ValueError as error:
+    print("raised", ascii(str(error)))
+with opened() as checkpointer:  # whose ramdisk the first one no longer has
+    print("restored", checkpointer.restore(state={"w": jnp.ones(4)})[0])
+"""
+
+
 ENV = {"ECKPT_SECRET": "9f1c44d0a7be5b62e38f07cd11a96e5408d3b7722cfa6915e4870b3dd2a1c65f"}
 
 
@@ -41,6 +67,34 @@ def test_exception_while_storage_hangs_ends_the_program(tmp_path: Path) -> None:
     assert "training ended by KeyError: 'a bug'" in log
     assert "saves in progress are cancelled" in log
     assert log.rstrip().endswith("KeyError: 'a bug'"), "the error of training is what is raised"
+
+
+def test_exception_with_a_name_that_is_no_unicode_releases_all(tmp_path: Path) -> None:
+    done = ended("-c", STRANGE_NAME, tmp_path, env=ENV, timeout_s=100)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        "raised 'bad record in caf\\udce9.tfrecord'",
+        "restored 1",
+    ]
+
+
+def test_end_that_cannot_be_told_releases_all(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("scripted")
+
+    def train() -> None:
+        with world.open_both() as checkpointer:
+            save_all(checkpointer, world, 1)
+            raise KeyError("a bug")
+
+    monkeypatch.setattr(LeftProcesses, "leave", fail)
+    with pytest.raises(RuntimeError, match="scripted"):
+        train()
+    monkeypatch.undo()
+    with world.open_both() as checkpointer:
+        assert checkpointer.restore(state=world.state(0))[0] == 1
 
 
 def test_second_signal_ends_a_program_that_waits(tmp_path: Path) -> None:

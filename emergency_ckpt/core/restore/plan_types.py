@@ -12,6 +12,7 @@ import msgspec
 
 from emergency_ckpt.core.limits import ProcessIndex
 from emergency_ckpt.core.timeline import Timeline
+from emergency_ckpt.core.wording import valid_text
 from emergency_ckpt.types import SaveId, ShardId, TierName
 
 TargetSet = tuple[ShardId, ...]
@@ -118,8 +119,9 @@ class Copies(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
       bundles: for processes with equal targets the same.
       own: the manifests that the process has itself.
       place: where the process begins in each list of sources and holders.
-      host_states: the process's own one; those of all former processes when a remap is due;
-        none when none is needed or all are empty, and none for the persistent tier.
+      host_states: the process's own one; none when a remap is due
+        (``RestorePlan.every_host_state``), when none is needed or all are empty, and none for the
+        persistent tier.
     """
 
     bundles: tuple[Bundle, ...] = ()
@@ -149,6 +151,18 @@ class Rejection(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_
     is_unreadable: bool = False
 
 
+class CommonPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The part of a plan that is the same for all processes, and large: sent once.
+
+    Attributes:
+      host_states: ``RestorePlan.every_host_state``.
+      addresses: of their holders, by name.
+    """
+
+    host_states: tuple[HostStateFetch, ...]
+    addresses: dict[str, str]
+
+
 class RestorePlan(msgspec.Struct, frozen=True, tag="plan", forbid_unknown_fields=True):
     """A complete step, which all processes restore, and the copies of each process's part of it.
 
@@ -161,6 +175,9 @@ class RestorePlan(msgspec.Struct, frozen=True, tag="plan", forbid_unknown_fields
       timeline: the newest one known; every process stores it.
       lives: so many in a row began from this save before.
       is_loaded: this restore has loaded the step from storage, on all processes.
+      every_host_state: those of all former processes, which each process needs where a remap is
+        due; else empty.
+      has_common: this is a share, and its ``CommonPart`` is apart.
     """
 
     step: int
@@ -172,13 +189,42 @@ class RestorePlan(msgspec.Struct, frozen=True, tag="plan", forbid_unknown_fields
     timeline: Timeline | None = None
     lives: int = 0
     is_loaded: bool = False
+    every_host_state: tuple[HostStateFetch, ...] = ()
+    has_common: bool = False
 
     def share_of(self, processes: Iterable[int]) -> RestorePlan:
-        """Return this plan with the parts of some processes only, as it is sent to these."""
+        """Return this plan with the parts of some processes only, as it is sent to these.
+
+        What ``common`` returns is left out.
+        """
         copies = {process: self.copies.get(process, Copies()) for process in processes}
-        names = sorted(set[str]().union(*(part.holders for part in copies.values())))
-        addresses = {name: self.addresses[name] for name in names}
-        return msgspec.structs.replace(self, copies=copies, addresses=addresses)
+        names = set[str]().union(*(part.holders for part in copies.values()))
+        return msgspec.structs.replace(
+            self,
+            copies=copies,
+            addresses=self._addresses_of(names),
+            every_host_state=(),
+            has_common=bool(self.every_host_state),
+        )
+
+    def common(self) -> CommonPart | None:
+        """Return the part that all processes need alike; None where there is none."""
+        if not self.every_host_state:
+            return None
+        names = set[str]().union(*(state.sources for state in self.every_host_state))
+        return CommonPart(self.every_host_state, self._addresses_of(names))
+
+    def with_common(self, common: CommonPart) -> RestorePlan:
+        """Return this share with the part that all processes need alike."""
+        return msgspec.structs.replace(
+            self,
+            addresses={**self.addresses, **common.addresses},
+            every_host_state=common.host_states,
+            has_common=False,
+        )
+
+    def _addresses_of(self, names: Iterable[str]) -> dict[str, str]:
+        return {name: self.addresses[name] for name in sorted(names)}
 
 
 class NoPlan(msgspec.Struct, frozen=True, tag="no_plan", forbid_unknown_fields=True):
@@ -219,4 +265,5 @@ class NoPlan(msgspec.Struct, frozen=True, tag="no_plan", forbid_unknown_fields=T
 
 def clip(text: str, limit_chars: int = MAX_REASON_CHARS) -> str:
     """Return ``text`` cut to the limit, because reasons travel and are logged."""
-    return text if len(text) <= limit_chars else f"{text[: limit_chars - 3]}..."
+    valid = valid_text(text, limit_chars + 1)
+    return valid if len(valid) <= limit_chars else f"{valid[: limit_chars - 3]}..."

@@ -208,21 +208,16 @@ class _Planner:
             return "; ".join([*lacks, *([few(sorted(part.faults))] if part.faults else [])])
         if isinstance(copies, list):
             return NoPlan("state_mismatch", step=step, mismatches=mismatches)
-        if states is not None and not states.all_empty:
-            mismatch = self._count_mismatch(step, states.count)
-            if mismatch is not None:
-                return mismatch
-            handed = self._with_host_states(copies, states)
-            if isinstance(handed, str):
-                return handed
-            copies = handed
-        return RestorePlan(
+        plan = RestorePlan(
             step,
             part.save,
             copies,
             addresses={name: holder.address for name, holder in self._usable.holders.items()},
             host_state_count=None if states is None else states.count,
         )
+        if states is None or states.all_empty:
+            return plan
+        return self._count_mismatch(step, states.count) or self._with_host_states(plan, states)
 
     def _mismatches(self, foreign: Mapping[str, Contents], part: SaveParts) -> tuple[str, ...]:
         """Return the differences of a complete save of other leaves; empty when it is not complete.
@@ -264,27 +259,22 @@ class _Planner:
             process_count=count,
         )
 
-    def _with_host_states(
-        self, copies: Mapping[int, Copies], states: HostStates
-    ) -> dict[int, Copies] | str:
-        """Return the copies with the host states of each process; text: what these lack."""
-        every_owner: tuple[HostStateFetch, ...] = ()  # one object for all processes
-        is_remap = states.count != len(self._targets)
-        if is_remap:
+    def _with_host_states(self, plan: RestorePlan, states: HostStates) -> RestorePlan | str:
+        """Return the plan with the host states that each process needs; text: what these lack."""
+        if states.count != len(self._targets):
             every_owner = tuple(
                 HostStateFetch(owner, digest, holders[:MAX_HOST_STATE_SOURCES])
                 for owner, (digest, holders) in states.copies.items()
             )
-        elif strangers := sorted(set(self._targets) - set(states.copies)):
+            return msgspec.structs.replace(plan, every_host_state=every_owner)
+        if strangers := sorted(set(self._targets) - set(states.copies)):
             return f"no host state belongs to process {few(strangers)}"
         handed: dict[int, Copies] = {}
-        for process, of_process in copies.items():
-            host_states = every_owner
-            if not is_remap:
-                me = self._usable.own.get(process, "")
-                host_states = (_own_host_state(process, states, me),)
+        for process, of_process in plan.copies.items():
+            me = self._usable.own.get(process, "")
+            host_states = (_own_host_state(process, states, me),)
             handed[process] = msgspec.structs.replace(of_process, host_states=host_states)
-        return handed
+        return msgspec.structs.replace(plan, copies=handed)
 
     def nothing_left(self, requested_step: int | None, rejected: list[Rejection]) -> NoPlan:
         """Return the end of a planning that has passed over every candidate."""

@@ -17,6 +17,7 @@ from emergency_ckpt.cluster.coordination import Coordinator, decode_message
 from emergency_ckpt.cluster.left_processes import LeftProcesses
 from emergency_ckpt.cluster.round import Answer, Cell, Round, Rule, Series
 from emergency_ckpt.core.limits import MAX_PLAN_MESSAGE_BYTES, ProcessIndex
+from emergency_ckpt.core.wording import valid_text
 from emergency_ckpt.errors import (
     CheckpointError,
     CoordinationError,
@@ -35,6 +36,8 @@ _SAVES = 2
 """A wait for the outcome lasts so many timeouts: the first writer may begin one save later."""
 LeftOut = Literal["", "paused", "late"]
 """Why all processes leave a save out, which is no failure; empty for a failure."""
+REPORT_LIMIT_CHARS = 500
+"""Maximum length of an error text in a ``StageReport``."""
 
 
 class StageReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -85,7 +88,7 @@ def raise_failure(report: StageReport, step: int) -> None:
 def failure_of(error: Exception) -> StageReport:
     """Return the report of a process whose save ``error`` has ended."""
     cause = error.cause if isinstance(error, SaveLeftOut) else ""
-    return StageReport(text_of(error)[:500], cause)
+    return StageReport(valid_text(text_of(error), REPORT_LIMIT_CHARS), cause)
 
 
 def report_of(data: bytes, stage: str, step: int, writer: int) -> StageReport:
@@ -360,6 +363,7 @@ class WriterMeetings:
     def _say(self, error: str) -> None:
         if not self._has_said:
             self._has_said = True
+            error = valid_text(error, REPORT_LIMIT_CHARS)
             self._round.say(msgspec.json.encode(StageReport(error)))
 
     def _check(self, answer: object) -> None:

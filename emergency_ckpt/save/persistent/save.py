@@ -24,6 +24,7 @@ from emergency_ckpt.cluster.timelines import StoredChain
 from emergency_ckpt.core.limits import MAX_METRICS_BYTES
 from emergency_ckpt.core.placement import Topology, host_state_writer, owners_of
 from emergency_ckpt.core.stall import TimeLimits
+from emergency_ckpt.core.wording import valid_text
 from emergency_ckpt.errors import (
     CoordinationError,
     CorruptData,
@@ -35,6 +36,7 @@ from emergency_ckpt.save.persistent.retention import Preservation
 from emergency_ckpt.save.persistent.rounds import (
     DOCUMENTS,
     FIRST_STAGE,
+    REPORT_LIMIT_CHARS,
     SaveLeftOut,
     StageReport,
     StorageRounds,
@@ -208,7 +210,7 @@ class PersistentSaves:
         From any thread, while no save runs.
         """
         self.problem = reason
-        self._tell(save, writers, StageReport(reason))
+        self._tell(save, writers, StageReport(valid_text(reason, REPORT_LIMIT_CHARS)))
         self._tell_skipped(writers)
 
     def tell_pause(self, save: SaveId, writers: Sequence[int]) -> None:
