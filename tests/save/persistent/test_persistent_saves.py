@@ -27,9 +27,15 @@ from emergency_ckpt.cluster.timelines import StoredChain, Timelines
 from emergency_ckpt.core.limits import MAX_HOST_STATE_BYTES
 from emergency_ckpt.core.placement import Topology
 from emergency_ckpt.core.stall import TimeLimits
-from emergency_ckpt.errors import PersistentTierError, SaveFailed, TransferError
+from emergency_ckpt.errors import (
+    CoordinationError,
+    PersistentTierError,
+    SaveFailed,
+    TransferError,
+)
 from emergency_ckpt.events import Event, EventSink
 from emergency_ckpt.save.persistent.rounds import (
+    DOCUMENTS,
     FIRST_STAGE,
     StageReport,
     StorageRounds,
@@ -43,9 +49,12 @@ from emergency_ckpt.transfer import TransferClient
 from emergency_ckpt.types import PERSISTENT, OrbaxStep, SaveId, ShardId
 from emergency_ckpt.work_progress import WorkProgress
 
+STAGES = (FIRST_STAGE, DOCUMENTS)
 CALLS = VERIFICATION / "simulation" / "storage_calls.py"
 LONG_S = 120.0
 LIFE = life(1)
+LIMITS = TimeLimits(60.0, LONG_S)
+STUCK_SOON = TimeLimits(1.0, LONG_S)  # a process that hears nothing finds another one stuck
 TOPOLOGY = Topology(4, (0, 0, 1, 1))  # 0 and 1 write; 0 is the scribe of 2, 1 that of 3
 TREE = describe({"x": 1}, "save")
 
@@ -91,7 +100,7 @@ NO_RAM: Any = SimpleNamespace(timeline=None)
 
 
 class Job:
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, limits: TimeLimits = LIMITS) -> None:
         count = TOPOLOGY.process_count
         self.service = MemoryService(count)
         self.broken: set[int] = set()
@@ -113,7 +122,7 @@ class Job:
                     Timelines(NO_RAM, QUIET),
                     QUIET,
                 ),
-                limits=TimeLimits(60.0, LONG_S),
+                limits=limits,
             )
             for process in range(count)
         ]
@@ -284,6 +293,42 @@ def test_save_failed_at_one_writer_completes_nowhere(
     job.save(3)
     assert job.completed() == {(process, 3) for process in range(TOPOLOGY.process_count)}
     assert {saves.steps[-1] for saves in job.saves} == {3}
+
+
+FAILED_CALLS = [
+    *((process, "replace", "at/persistent/") for process in (0, 1, 2)),
+    *((process, "put", f"/{stage}/{process}") for stage in STAGES for process in (0, 1)),
+]
+
+
+@pytest.mark.parametrize(("process", "operation", "part"), FAILED_CALLS)
+def test_failed_call_of_one_process_is_told_to_all(
+    tmp_path: Path, process: int, operation: str, part: str
+) -> None:
+    job = Job(tmp_path, STUCK_SOON)
+    error = CoordinationError(operation, part, "UNAVAILABLE")
+    job.service.fail(process, operation, part, error)
+    job.save(1)
+    for failures in job.failures:
+        with pytest.raises(SaveFailed, match="UNAVAILABLE"):
+            failures.raise_pending()
+    assert job.complete_steps() == []
+    job.save(2)
+    assert job.completed() == {(process, 2) for process in range(TOPOLOGY.process_count)}
+
+
+@pytest.mark.parametrize(("operation", "part"), [("list", "/2/host_states"), ("put", "/outcome")])
+def test_failed_call_beside_a_complete_step_fails_no_save(
+    tmp_path: Path, operation: str, part: str
+) -> None:
+    """The first writer looks which keys are to go, or says that the step is complete."""
+    job = Job(tmp_path, STUCK_SOON)
+    job.save(1)
+    job.save(2)
+    job.service.fail(0, operation, part, CoordinationError(operation, part, "UNAVAILABLE"))
+    job.save(3)
+    assert job.completed() == {(process, n) for process in range(4) for n in (1, 2, 3)}
+    assert [failures.count for failures in job.failures] == [0] * 4
 
 
 @pytest.mark.parametrize("fails", [False, True])
