@@ -257,6 +257,7 @@ class BackgroundWorker:
         self._niceness = niceness
         self._changed = threading.Condition()
         self._work: Callable[[], None] | None = None
+        self._afterwards: collections.deque[Callable[[], None]] = collections.deque()
         self._next: Callable[[], None] | None = None
         self._stopping = False
         self._thread = threading.Thread(target=self._loop, name=name, daemon=True)
@@ -283,6 +284,26 @@ class BackgroundWorker:
             else:
                 self._next = work
             self._changed.notify_all()
+
+    def submit_after(self, work: Callable[[], None]) -> None:
+        """Run ``work`` after the running work, before the thread is idle; at once if it is idle.
+
+        Each call's work is run. RuntimeError when the thread was stopped.
+        """
+        with self._changed:
+            if self._stopping:
+                raise RuntimeError(f"{self._thread.name} is stopped")
+            self._afterwards.append(work)
+            if self._work is None:
+                self._take_next()
+
+    def _take_next(self) -> None:
+        """Begin with the work that comes next, or be idle. The caller holds ``_changed``."""
+        if self._afterwards:
+            self._work = self._afterwards.popleft()
+        else:
+            self._work, self._next = self._next, None
+        self._changed.notify_all()
 
     def wait_idle(self, timeout_s: float) -> bool:
         """Wait until no work is running; return False when that takes longer than ``timeout_s``."""
@@ -314,8 +335,7 @@ class BackgroundWorker:
                 # Drop the last reference to the snapshot first, so that its buffers are freed.
                 del work
                 with self._changed:
-                    self._work, self._next = self._next, None
-                    self._changed.notify_all()
+                    self._take_next()
 
     def _lower_priority(self) -> None:
         if not self._niceness:

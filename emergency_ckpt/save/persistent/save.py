@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import hashlib
-import queue
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
@@ -126,7 +124,7 @@ class PersistentSaves:
         self._came: Callable[[Collection[int]], None] = lambda _: None
         self._owes = ""  # as ``stage`` of ``_tell``: for the save under way
         self._preservation = preservation
-        self._skipped: queue.SimpleQueue[SaveId] = queue.SimpleQueue()
+        self._complete: int | None = None  # the step of the newest save, where that is complete
 
     @property
     def waits_for_others(self) -> bool:
@@ -150,27 +148,22 @@ class PersistentSaves:
             default=None,
         )
 
-    def roll_back(self, save: SaveId, writers: Sequence[int]) -> None:
-        """As ``StoredChain.roll_back``, for times without a save to storage under way.
-
-        ``writers``: as of ``tell_late``, for the saves that ``note_skipped`` names meanwhile.
-        """
-        try:
-            self._chain.roll_back(save)
-        finally:
-            self._tell_skipped(writers)
+    def roll_back(self, save: SaveId) -> None:
+        """As ``StoredChain.roll_back``, for times without a save to storage under way."""
+        self._chain.roll_back(save)
 
     def end_waits(self) -> None:
         """End all waits for outcomes that others decide, now and later, since this process ends."""
         self._rounds.end_waits()
 
-    def note_skipped(self, save: SaveId) -> None:
-        """Leave ``save`` out here, while a save, or other work for storage, is under way.
+    def tell_skipped(self, save: SaveId, writers: Sequence[int]) -> None:
+        """Tell the others that ``save`` is left out here, since other work was still under way.
 
-        From any thread; does not block. A background thread tells the others as soon as that work
-        has ended here.
+        For times without such work. A second save of the complete step is not reported: the others
+        keep the first save too. ``writers``: as of ``tell_late``.
         """
-        self._skipped.put(save)
+        if save.step != self._complete:
+            self._tell(save, writers, StageReport(SKIPPED))
 
     def tell_late(self, save: SaveId, writers: Sequence[int]) -> None:
         """Tell the others that this process knew too late that ``save`` was due. From any thread.
@@ -180,28 +173,11 @@ class PersistentSaves:
         self._tell(save, writers, StageReport(LEARNED_LATE, "late"))
 
     def run(self, job: PersistentSave) -> bool:
-        """Save and publish; return whether the step is complete. Records failures; never raises.
-
-        Afterwards, tell the others of the saves that ``note_skipped`` named meanwhile. A second
-        save of a complete step is not reported: the others keep the first save too.
-        """
-        complete = False
-        try:
-            complete = self._run(job)
-        finally:
-            self._tell_skipped(job.writers, job.save.step if complete else None)
+        """Save and publish; return whether the step is complete. Records failures; never raises."""
+        self._complete = None
+        if complete := self._run(job):
+            self._complete = job.save.step
         return complete
-
-    def _tell_skipped(self, writers: Sequence[int], complete: int | None = None) -> None:
-        """Tell the others of the saves that ``note_skipped`` named, but for the step ``complete``.
-
-        At the end of all work during which a save may be left out: the others wait for it.
-        """
-        with contextlib.suppress(queue.Empty):
-            while True:
-                save = self._skipped.get_nowait()
-                if save.step != complete:
-                    self._tell(save, writers, StageReport(SKIPPED))
 
     def leave_out(self, save: SaveId, writers: Sequence[int], reason: str) -> None:
         """Tell the others that this process takes no part in ``save``.
@@ -210,14 +186,12 @@ class PersistentSaves:
         """
         self.problem = reason
         self._tell(save, writers, StageReport(reason))
-        self._tell_skipped(writers)
 
     def tell_pause(self, save: SaveId, writers: Sequence[int]) -> None:
         """Tell all that the first of the ``writers``, this process, leaves ``save`` out. Blocks."""
         self._tell_left_out(save.step, "paused", reason=_PAUSE)
         self._rounds.tidy(writers)
         self._tell(save, writers, StageReport(_PAUSE, "paused"))
-        self._tell_skipped(writers)
 
     def _tell(
         self, save: SaveId, writers: Sequence[int], report: StageReport, stage: str = FIRST_STAGE
