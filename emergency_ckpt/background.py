@@ -22,7 +22,7 @@ import traceback
 from collections.abc import Callable, Container, Generator
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import thread as pools
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from absl import logging
 
@@ -30,6 +30,7 @@ from emergency_ckpt import _native
 from emergency_ckpt.core.save.timing import Repeats
 from emergency_ckpt.errors import CheckpointError, SaveFailed
 
+_T = TypeVar("_T")
 _LOWEST_PRIORITY = 19
 """The highest niceness on Linux."""
 SAVE_NICENESS = 10
@@ -347,6 +348,18 @@ class BackgroundWorker:
             os.setpriority(os.PRIO_PROCESS, me, min(lower, _LOWEST_PRIORITY))
         except OSError as error:  # a sandbox may forbid it, and the work must still run
             logging.warning("%s keeps the priority of training: %s", self._thread.name, error)
+
+
+def off_training_thread(users_code: Callable[[], _T]) -> _T:
+    """Return the result of code of the user's, which this thread calls in the background.
+
+    RuntimeError: it has called ``sys.exit``. Python ignores that exit in a thread, which would end
+    without a word, and with the thread the work of the checkpointer. See also ``EventSink``.
+    """
+    try:
+        return users_code()
+    except SystemExit as error:
+        raise RuntimeError(f"it has called sys.exit({error.code!r}) in the background") from error
 
 
 def run_in_thread(name: str, work: Callable[[], None]) -> Future[None]:

@@ -6,9 +6,15 @@ import math
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
-from emergency_ckpt.background import SAVE_NICENESS, BackgroundWorker, Failures
+from emergency_ckpt.background import (
+    SAVE_NICENESS,
+    BackgroundWorker,
+    Failures,
+    off_training_thread,
+)
 from emergency_ckpt.config.policies import SavePlan
 from emergency_ckpt.core.save.announcements import Progress
 from emergency_ckpt.core.save.save_rules import is_due
@@ -261,7 +267,7 @@ class TierSchedule:
             if time.monotonic() < self._rules_rest_until_s[number]:
                 continue
             try:
-                if rule.due(status):
+                if off_training_thread(partial(rule.due, status)):
                     return True
             except Exception as error:  # noqa: BLE001 - the user's code; the job goes on
                 text = f"{type(error).__name__}: {error}"
@@ -314,7 +320,9 @@ class TierSchedule:
             self._asked_up_to = step
             for policy in self.plan.asked:
                 try:
-                    is_wanted = policy.wants(step, time.time(), busy=busy)
+                    is_wanted = off_training_thread(
+                        partial(policy.wants, step, time.time(), busy=busy)
+                    )
                 except Exception as error:  # noqa: BLE001 - the user's code; the job goes on
                     failure = SaveFailed("ask", f"the save policy about step {step}", str(error))
                     self._failures.record(failure, cause=error)
