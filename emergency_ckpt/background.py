@@ -22,7 +22,7 @@ import traceback
 from collections.abc import Callable, Container, Generator
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import thread as pools
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from absl import logging
 
@@ -30,6 +30,7 @@ from emergency_ckpt import _native
 from emergency_ckpt.core.save.timing import Repeats
 from emergency_ckpt.errors import CheckpointError, SaveFailed
 
+_T = TypeVar("_T")
 _LOWEST_PRIORITY = 19
 """The highest niceness on Linux."""
 SAVE_NICENESS = 10
@@ -257,6 +258,7 @@ class BackgroundWorker:
         self._niceness = niceness
         self._changed = threading.Condition()
         self._work: Callable[[], None] | None = None
+        self._afterwards: collections.deque[Callable[[], None]] = collections.deque()
         self._next: Callable[[], None] | None = None
         self._stopping = False
         self._thread = threading.Thread(target=self._loop, name=name, daemon=True)
@@ -283,6 +285,26 @@ class BackgroundWorker:
             else:
                 self._next = work
             self._changed.notify_all()
+
+    def submit_after(self, work: Callable[[], None]) -> None:
+        """Run ``work`` after the running work, before the thread is idle; at once if it is idle.
+
+        Each call's work is run. RuntimeError when the thread was stopped.
+        """
+        with self._changed:
+            if self._stopping:
+                raise RuntimeError(f"{self._thread.name} is stopped")
+            self._afterwards.append(work)
+            if self._work is None:
+                self._take_next()
+
+    def _take_next(self) -> None:
+        """Begin with the work that comes next, or be idle. The caller holds ``_changed``."""
+        if self._afterwards:
+            self._work = self._afterwards.popleft()
+        else:
+            self._work, self._next = self._next, None
+        self._changed.notify_all()
 
     def wait_idle(self, timeout_s: float) -> bool:
         """Wait until no work is running; return False when that takes longer than ``timeout_s``."""
@@ -314,8 +336,7 @@ class BackgroundWorker:
                 # Drop the last reference to the snapshot first, so that its buffers are freed.
                 del work
                 with self._changed:
-                    self._work, self._next = self._next, None
-                    self._changed.notify_all()
+                    self._take_next()
 
     def _lower_priority(self) -> None:
         if not self._niceness:
@@ -327,6 +348,18 @@ class BackgroundWorker:
             os.setpriority(os.PRIO_PROCESS, me, min(lower, _LOWEST_PRIORITY))
         except OSError as error:  # a sandbox may forbid it, and the work must still run
             logging.warning("%s keeps the priority of training: %s", self._thread.name, error)
+
+
+def off_training_thread(users_code: Callable[[], _T]) -> _T:
+    """Return the result of code of the user's, which this thread calls in the background.
+
+    RuntimeError: it has called ``sys.exit``. Python ignores that exit in a thread, which would end
+    without a word, and with the thread the work of the checkpointer. See also ``EventSink``.
+    """
+    try:
+        return users_code()
+    except SystemExit as error:
+        raise RuntimeError(f"it has called sys.exit({error.code!r}) in the background") from error
 
 
 def run_in_thread(name: str, work: Callable[[], None]) -> Future[None]:

@@ -125,6 +125,19 @@ def test_what_is_asked_for_meanwhile_is_done_once_after_it() -> None:
         worker.submit_next(first)
 
 
+def test_submit_after_runs_each_before_the_thread_is_idle(worker: BackgroundWorker) -> None:
+    seen: list[str] = []
+    release = threading.Event()
+    worker.submit_after(lambda: release.wait(LONG_S) and None)
+    worker.submit_next(lambda: seen.append("next"))
+    for name in ("a", "b"):
+        worker.submit_after(lambda name=name: seen.append(name))
+    assert not worker.wait_idle(0)
+    release.set()
+    assert worker.wait_idle(LONG_S)
+    assert seen == ["a", "b", "next"]
+
+
 def test_work_that_raises_is_recorded_and_the_next_work_runs(
     worker: BackgroundWorker, failures: Failures
 ) -> None:

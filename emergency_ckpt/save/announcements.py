@@ -17,7 +17,7 @@ from functools import partial
 import msgspec
 from absl import logging
 
-from emergency_ckpt.background import Failures, wait_for
+from emergency_ckpt.background import Failures, off_training_thread, wait_for
 from emergency_ckpt.cluster.coordination import (
     Coordinator,
     by_process,
@@ -185,7 +185,7 @@ class SaveAnnouncements:
 
     def _attempt(self, turn: Callable[[], bool]) -> bool:
         try:
-            return turn()
+            return off_training_thread(turn)
         except Exception as error:  # noqa: BLE001 - recorded, raised by check_for_errors
             if not self._stopping.is_set():
                 text = f"{type(error).__name__}: {error}"

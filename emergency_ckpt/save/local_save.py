@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import hashlib
-import queue
 import time
 from collections.abc import Sequence
 
@@ -105,7 +103,6 @@ class LocalSaves:
         self.turns = vote.turns
         self.waits_for_others = False
         self._in_doubt: set[SaveId] = set()
-        self._skipped: queue.SimpleQueue[SaveId] = queue.SimpleQueue()
 
     def restart_from(self, save: SaveId) -> None:
         """After a restore of ``save``: keep that save, and count no other save as in doubt."""
@@ -123,13 +120,16 @@ class LocalSaves:
         self._in_doubt.clear()
         self._protect()
 
-    def note_skipped(self, save: SaveId) -> None:
-        """Take no part in ``save``, since the previous save is still under way.
+    def tell_skipped(self, save: SaveId) -> None:
+        """Vote against ``save``, since the previous save was still under way here when it was due.
 
-        Returns at once; from any thread. As soon as the previous save has ended here, a background
-        thread votes against ``save``, so that the others do not wait for this process in vain.
+        For times without a save here; otherwise the others would wait for this process in vain.
+        There is no vote on a save that the leader has left out for all, nor on a second save of a
+        complete step, which the others skip too.
         """
-        self._skipped.put(save)
+        is_kept = self.complete is not None and save.step == self.complete.step
+        if not is_kept and not self.turns.is_left_out(save):
+            self._vote.refuse(save)
 
     def tell_late(self, save: SaveId) -> None:
         """Report that this process knew too late that ``save`` was due. From any thread."""
@@ -138,21 +138,8 @@ class LocalSaves:
     def run(self, job: LocalSave) -> None:
         """Save, publish and vote. Never raises: a failure is recorded, and becomes a vote against.
 
-        Afterwards, vote against the saves that ``note_skipped`` named meanwhile. There is no vote
-        on a save that the leader has left out for all, nor on a second save of a complete step,
-        which the others skip too.
+        There is no vote on a second save of a complete step.
         """
-        try:
-            self._run(job)
-        finally:
-            with contextlib.suppress(queue.Empty):
-                while True:
-                    save = self._skipped.get_nowait()
-                    is_kept = self.complete is not None and save.step == self.complete.step
-                    if not is_kept and not self.turns.is_left_out(save):
-                        self._vote.refuse(save)
-
-    def _run(self, job: LocalSave) -> None:
         started_s = time.monotonic()
         if self._in_doubt:
             job.capture.snapshot.start()

@@ -88,7 +88,7 @@ class Saver:
         self.work = SaveWork(parts, self._schedules, self.saved)
         self._newest_due = -1
         self._ignored = Repeats()
-        self._turn = TurnWait(parts)
+        self._turn = TurnWait(parts, self._tell_skipped)
         self._begun: dict[TierName, SaveId] = {}
         self._goes_on_from: SaveId | None = None
         # Reentrant for signal handlers, which run inside the code that they interrupt.
@@ -183,8 +183,7 @@ class Saver:
             if parts.persistent is not None and parts.process[0] == 0:
                 schedule = self._schedules.get(PERSISTENT)
                 if schedule is not None and PERSISTENT not in saves_to:
-                    roll_back, writers = parts.persistent.roll_back, self._known_writers
-                    schedule.worker.submit_next(lambda: roll_back(save, writers))
+                    schedule.worker.submit_next(partial(parts.persistent.roll_back, save))
         parts.timelines.begin_unrestored(save)
 
     def _begin_all(self, due: Sequence[TierName], request: SaveRequest) -> bool:
@@ -279,6 +278,16 @@ class Saver:
             parts.local.tell_late(save)
         elif parts.persistent is not None:
             parts.persistent.tell_late(save, self._known_writers)
+
+    def _tell_skipped(self, name: TierName, save: SaveId) -> None:
+        """Tell the others, which wait for this process, that it leaves ``save`` out.
+
+        In the thread of the tier's saves.
+        """
+        if name == LOCAL:
+            self._parts.local.tell_skipped(save)
+        elif self._parts.persistent is not None:
+            self._parts.persistent.tell_skipped(save, self._known_writers)
 
     @property
     def _known_writers(self) -> Sequence[int]:

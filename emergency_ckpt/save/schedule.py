@@ -6,9 +6,15 @@ import math
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
-from emergency_ckpt.background import SAVE_NICENESS, BackgroundWorker, Failures
+from emergency_ckpt.background import (
+    SAVE_NICENESS,
+    BackgroundWorker,
+    Failures,
+    off_training_thread,
+)
 from emergency_ckpt.config.policies import SavePlan
 from emergency_ckpt.core.save.announcements import Progress
 from emergency_ckpt.core.save.save_rules import is_due
@@ -60,7 +66,7 @@ class TierSchedule:
         # A step that a user's policy wants, and that is not announced.
         self._request: int | None = None
         self._made_good = -1
-        self._begun = -1
+        self._begun = self._reported = -1
         self._ended_s: float | None = None
         self._after_save: Callable[[int], None] | None = None
         self._failed_in_row = 0
@@ -135,15 +141,33 @@ class TierSchedule:
             finally:
                 self._ended_s = time.monotonic()
                 self._save_s = self._ended_s - started_s
-                if self._after_save is not None:
-                    self._after_save(self._begun)
+                self._report()
 
         self._ended_s, self._begun = None, self.last or 0
         self.worker.submit(timed)
 
-    def note_left_out(self, step: int) -> None:
-        """Note that the save of ``step`` is left out here: it ends with the save under way."""
+    def _report(self) -> None:
+        """Report that all saves begun so far have ended. In the background thread."""
+        self._reported = begun = self._begun
+        if self._after_save is not None:
+            self._after_save(begun)
+
+    def leave_out(self, step: int, tell: Callable[[], None]) -> None:
+        """Leave the save of ``step`` out here: it ends with the save under way.
+
+        ``tell``: tells the others, which wait for this process. The background thread calls it
+        before that thread is idle again.
+        """
+
+        def tell_and_report() -> None:
+            try:
+                tell()
+            finally:
+                if self._reported < step:  # the report on the save under way was made before
+                    self._report()
+
         self._begun = step
+        self.worker.submit_after(tell_and_report)
 
     def wait_idle(self, limit_s: float) -> bool:
         """Wait at most so long for the end of the previous save; return whether it has ended."""
@@ -184,7 +208,7 @@ class TierSchedule:
 
         ``after_save`` gets the step up to which all saves have ended or were left out.
         """
-        self._after_save, self._begun = after_save, -1
+        self._after_save, self._begun, self._reported = after_save, -1, -1
 
     def announced(self, step: int) -> None:
         with self._lock:
@@ -243,7 +267,7 @@ class TierSchedule:
             if time.monotonic() < self._rules_rest_until_s[number]:
                 continue
             try:
-                if rule.due(status):
+                if off_training_thread(partial(rule.due, status)):
                     return True
             except Exception as error:  # noqa: BLE001 - the user's code; the job goes on
                 text = f"{type(error).__name__}: {error}"
@@ -296,7 +320,9 @@ class TierSchedule:
             self._asked_up_to = step
             for policy in self.plan.asked:
                 try:
-                    is_wanted = policy.wants(step, time.time(), busy=busy)
+                    is_wanted = off_training_thread(
+                        partial(policy.wants, step, time.time(), busy=busy)
+                    )
                 except Exception as error:  # noqa: BLE001 - the user's code; the job goes on
                     failure = SaveFailed("ask", f"the save policy about step {step}", str(error))
                     self._failures.record(failure, cause=error)

@@ -8,6 +8,8 @@ come too fast, the leader leaves a save out for all processes (``turns``).
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from functools import partial
 
 from absl import logging
 
@@ -25,8 +27,10 @@ _INSPECTION_S = 1.0
 class TurnWait:
     """Waits for the turn of a save. For the training thread."""
 
-    def __init__(self, parts: SaverParts) -> None:
+    def __init__(self, parts: SaverParts, tell_skipped: Callable[[TierName, SaveId], None]) -> None:
+        """``tell_skipped``: tells the others, in the background, that a save is left out here."""
         self._parts = parts
+        self._tell_skipped = tell_skipped
         self._too_often = Repeats()
 
     def wait(self, schedule: TierSchedule, request: SaveRequest, *, is_again: bool) -> bool:
@@ -68,9 +72,7 @@ class TurnWait:
         ``why``: recorded as a failure; None where leaving the save out is none.
         """
         parts, save = self._parts, request.save
-        schedule.note_left_out(save.step)
-        if schedule.name == PERSISTENT or not parts.local.turns.is_left_out(save):
-            parts.saves[schedule.name].note_skipped(save)
+        schedule.leave_out(save.step, partial(self._tell_skipped, schedule.name, save))
         if why is not None:
             is_lost = request.must_exist and schedule.name == PERSISTENT
             parts.failures.record(why, lost_step=save.step if is_lost else None)

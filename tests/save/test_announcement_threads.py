@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import threading
+from typing import Any
 
 import pytest
 from announcing import LONG_S, Member, stop, train, train_alone, wait_until
@@ -90,6 +91,20 @@ def test_fault_of_the_service_costs_one_save_at_most(
         assert len(member.missed) <= 2
     told = sum(member.failures.count for member in members)
     assert told <= 1
+
+
+def test_turn_that_exits_ends_no_announcements(monkeypatch: pytest.MonkeyPatch) -> None:
+    members = members_of(MemoryService(COUNT))
+    works, calls = members[0].tier.choose_step, iter([True])
+
+    def exits_once(*args: Any, **kwargs: Any) -> Any:
+        if next(calls, False):
+            raise SystemExit("once")
+        return works(*args, **kwargs)
+
+    monkeypatch.setattr(members[0].tier, "choose_step", exits_once)
+    train(members, 3)
+    assert [member.failures.count for member in members] == [1, 0, 0]
 
 
 def test_call_that_a_process_missed_is_announced_again() -> None:

@@ -21,18 +21,23 @@ from emergency_ckpt.save.schedule import TierSchedule
 
 STEP_S = 0.01
 LEAD_S = 0.05
+ASKED_WELL = 3
+ERRORS = [ZeroDivisionError("of the rule"), SystemExit("of the rule")]
 
 
 class Wants:
-    """Wants some steps, and notes about which it was asked."""
+    """Wants some steps, and notes about which it was asked. Fails about one step."""
 
-    def __init__(self, steps: Sequence[int]) -> None:
+    def __init__(self, steps: Sequence[int], fails: BaseException | None = None) -> None:
         self.steps = steps
         self.asked: list[int] = []
+        self.fails = fails
 
     def should_save(self, step: Any, previous_steps: Any, *, context: Any) -> bool:
         del previous_steps, context
         self.asked.append(step.step)
+        if self.fails is not None and len(self.asked) == ASKED_WELL:
+            raise self.fails
         return step.step in self.steps
 
 
@@ -41,14 +46,14 @@ class Rule:
 
     words = "as the test wants"
 
-    def __init__(self, answer: bool | Exception) -> None:
+    def __init__(self, answer: bool | BaseException) -> None:
         self.answer = answer
         self.asked = 0
 
     def due(self, status: TierStatus) -> bool:
         del status
         self.asked += 1
-        if isinstance(self.answer, Exception):
+        if isinstance(self.answer, BaseException):
             raise self.answer
         return self.answer
 
@@ -137,8 +142,11 @@ def test_wanted_step_for_which_one_was_late_is_announced_again(
     assert 20 < saved < 60
 
 
-def test_rule_that_fails_hides_no_other_rule_of_its_tier(schedules: list[TierSchedule]) -> None:
-    fails, failures = Rule(ZeroDivisionError("of the rule")), Failures()
+@pytest.mark.parametrize("error", ERRORS, ids=repr)
+def test_rule_that_fails_hides_no_other_rule_of_its_tier(
+    schedules: list[TierSchedule], error: BaseException
+) -> None:
+    fails, failures = Rule(error), Failures()
     assert lead(schedules, [fails, Rule(True)], range(1, 40), failures=failures)
     assert lead(schedules, [fails, Wants([20])], range(1, 40), failures=failures) == [20]
     with pytest.raises(SaveFailed, match="of the rule"):
@@ -146,9 +154,23 @@ def test_rule_that_fails_hides_no_other_rule_of_its_tier(schedules: list[TierSch
     assert fails.asked == failures.count <= 4, "it rests after a failure"
 
 
-def test_rule_that_fails_delays_no_save_to_the_other_tier(world: World) -> None:
+@pytest.mark.parametrize("error", ERRORS, ids=repr)
+def test_policy_that_fails_about_a_step_is_asked_on(
+    schedules: list[TierSchedule], error: BaseException
+) -> None:
+    failures = Failures()
+    assert lead(schedules, Wants([20], error), range(1, 40), failures=failures) == [20]
+    with pytest.raises(SaveFailed, match="of the rule"):
+        failures.raise_pending()
+    assert failures.count == 1
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=repr)
+def test_rule_that_fails_delays_no_save_to_the_other_tier(
+    world: World, error: BaseException
+) -> None:
     every = datetime.timedelta(milliseconds=10)
-    fails = Rule(ZeroDivisionError("of the rule"))
+    fails = Rule(error)
     with world.open_both(local_save_every=fails, save_every=every) as ckpt:
         _train_until(ckpt, world, "persistent.complete")
         with pytest.raises(SaveFailed, match="of the rule"):

@@ -27,10 +27,28 @@ def test_save_that_waits_for_its_turn_is_not_over(is_left_out: bool, reported: i
     schedule.start(partial(_wait_for, ends))
     schedule.note_due(20)
     if is_left_out:
-        schedule.note_left_out(20)
+        schedule.leave_out(20, lambda: None)
     ends.set()
     assert schedule.worker.wait_idle(LONG_S)
     assert told == [reported]
+    assert schedule.worker.stop(LONG_S)
+
+
+def test_save_left_out_after_the_report_is_reported_too() -> None:
+    """The thread of the saves has reported the end of its save, and is not idle yet."""
+    schedule = TierSchedule("local", plan_saves(10), Failures())
+    told: list[int | str] = []
+
+    def report(step: int) -> None:
+        told.append(step)
+        if step == 10:
+            schedule.leave_out(20, lambda: told.append("the others"))
+
+    schedule.begin_reports(report)
+    schedule.note_due(10)
+    schedule.start(lambda: None)
+    assert schedule.worker.wait_idle(LONG_S)
+    assert told == [10, "the others", 20]
     assert schedule.worker.stop(LONG_S)
 
 

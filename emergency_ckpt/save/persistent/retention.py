@@ -8,7 +8,12 @@ from collections.abc import Collection, Generator, Sequence
 
 from absl import logging
 
-from emergency_ckpt.background import SAVE_NICENESS, BackgroundWorker, Failures
+from emergency_ckpt.background import (
+    SAVE_NICENESS,
+    BackgroundWorker,
+    Failures,
+    off_training_thread,
+)
 from emergency_ckpt.cluster.timelines import Timelines
 from emergency_ckpt.config.policies import PreservationPolicy, wanted_steps
 from emergency_ckpt.core.save.save_rules import StepRecord, choose_removals
@@ -71,7 +76,7 @@ class Preservation:
         if self._worker is None:
             return ()
         try:
-            steps, incarnation = self._unwanted()
+            steps, incarnation = off_training_thread(self._unwanted)
         except Exception as error:  # noqa: BLE001 - the user's policy; saves go on
             text = f"{type(error).__name__}: {error}"
             failure = SaveFailed("remove", "old steps of the persistent tier", text)

@@ -7,11 +7,14 @@ first writer sets the outcome, one value, for which all others wait in the backg
 
 from __future__ import annotations
 
+import contextlib
 import threading
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Annotated, Literal
 
 import msgspec
+from absl import logging
 
 from emergency_ckpt.cluster.coordination import Coordinator, decode_message
 from emergency_ckpt.cluster.left_processes import LeftProcesses
@@ -20,7 +23,6 @@ from emergency_ckpt.core.limits import MAX_PLAN_MESSAGE_BYTES, ProcessIndex
 from emergency_ckpt.core.wording import valid_text
 from emergency_ckpt.errors import (
     CheckpointError,
-    CoordinationError,
     DeadlineExceeded,
     PeerLeft,
     PersistentTierError,
@@ -32,6 +34,8 @@ FIRST_STAGE = "host_states"
 DOCUMENTS = "documents"
 TENSORS = "tensors"
 _KEPT_REFUSALS = 2
+_AGAIN_S = 1.0
+"""Pause before an outcome is published again that could not be published."""
 _SAVES = 2
 """A wait for the outcome lasts so many timeouts: the first writer may begin one save later."""
 LeftOut = Literal["", "paused", "late"]
@@ -184,7 +188,8 @@ class StorageRounds:
         """Begin a round of the ``writers``, which the first writer leads."""
         if self._coordinator.process_index == writers[0] and stage == FIRST_STAGE:
             with self._noting:
-                self._saves.add(_prefix(save))
+                if _prefix(save) not in self._saves.names:
+                    self._saves.add(_prefix(save))
         return Round(
             self._coordinator,
             f"{_prefix(save)}/{stage}",
@@ -224,8 +229,9 @@ class StorageRounds:
         """At the first writer: delete the keys of saves that no writer takes part in any more.
 
         A writer that has begun a save is done with all earlier saves, whatever their outcomes.
+        Never raises: where a call fails, the keys stay until a later save, or for ever.
         """
-        with self._noting:
+        with self._noting, contextlib.suppress(CheckpointError):
             for name in reversed(list(self._saves.names)[1:]):
                 first = Round(self._coordinator, f"{name}/{FIRST_STAGE}", self._timeout_s)
                 if set(writers) <= first.said().keys():
@@ -267,15 +273,25 @@ class StorageRounds:
         return Cell(self._coordinator, f"{_prefix(save)}/outcome")
 
     def decide(self, save: SaveId, outcome: StageReport) -> None:
-        """Publish how ``save`` ended: for the first writer. CoordinationError if that fails.
+        """Publish how ``save`` ended: for the first writer. CheckpointError if that fails.
 
-        The outcome of a failed save raises no such error: those who wait run into their deadline.
+        A failed try is repeated, since all others report a step that counts as failed where they
+        do not learn that it counts: until the deadline of the save, or the end of this process. The
+        outcome of a failed save raises no error: those who wait run into their deadline.
         """
-        try:
-            self._outcome(save).settle(msgspec.json.encode(outcome))
-        except CoordinationError:
-            if not outcome.error:
-                raise
+        cell, data = self._outcome(save), msgspec.json.encode(outcome)
+        deadline_s = time.monotonic() + self._timeout_s
+        while True:
+            try:
+                cell.settle(data)
+            except CheckpointError as error:
+                logging.warning("the others do not learn how step %d ended: %s", save.step, error)
+                left_s = deadline_s - time.monotonic()
+                if left_s > 0 and not self._ending.wait(min(_AGAIN_S, left_s)):
+                    continue
+                if not outcome.error:
+                    raise
+            return
 
     def learn(self, save: SaveId, first_writer: int) -> StageReport:
         """Wait for the outcome of ``save``, and return it when ``save`` is complete.
@@ -354,17 +370,25 @@ class WriterMeetings:
             self._check(self._round.learn())
 
     def leave(self, reason: str) -> None:
-        """Tell the others that this process has failed, and take part in no more meetings."""
+        """Tell the others that this process has failed, and take part in no more meetings.
+
+        Never raises: where a call fails, the others run into their deadline.
+        """
         self._is_over = True
         if self._is_first:
             self._round.fail(PersistentTierError("save", f"step {self._save.step}", reason))
-        self._say(reason)
+        try:
+            self._say(reason)
+        except CheckpointError as error:
+            logging.warning(
+                "the others do not learn that step %d failed: %s", self._save.step, error
+            )
 
     def _say(self, error: str) -> None:
         if not self._has_said:
-            self._has_said = True
             error = valid_text(error, REPORT_LIMIT_CHARS)
             self._round.say(msgspec.json.encode(StageReport(error)))
+            self._has_said = True
 
     def _check(self, answer: object) -> None:
         assert isinstance(answer, bytes), "the answer of this round is one for all members"

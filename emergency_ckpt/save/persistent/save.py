@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import hashlib
-import queue
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -18,7 +17,6 @@ from emergency_ckpt.cluster.beats import Beats
 from emergency_ckpt.cluster.coordination import Coordinator
 from emergency_ckpt.cluster.left_processes import LeftProcesses
 from emergency_ckpt.cluster.peers import Peers
-from emergency_ckpt.cluster.round import Round
 from emergency_ckpt.cluster.shard_source import HostStateInbox
 from emergency_ckpt.cluster.timelines import StoredChain
 from emergency_ckpt.core.limits import MAX_METRICS_BYTES
@@ -26,7 +24,7 @@ from emergency_ckpt.core.placement import Topology, host_state_writer, owners_of
 from emergency_ckpt.core.stall import TimeLimits
 from emergency_ckpt.core.wording import valid_text
 from emergency_ckpt.errors import (
-    CoordinationError,
+    CheckpointError,
     CorruptData,
     PersistentTierError,
     SaveFailed,
@@ -126,8 +124,9 @@ class PersistentSaves:
         self._limits = limits
         self._progress = WorkProgress(limits)  # of the save under way, as the next
         self._came: Callable[[Collection[int]], None] = lambda _: None
+        self._owes = ""  # as ``stage`` of ``_tell``: for the save under way
         self._preservation = preservation
-        self._skipped: queue.SimpleQueue[SaveId] = queue.SimpleQueue()
+        self._complete: int | None = None  # the step of the newest save, where that is complete
 
     @property
     def waits_for_others(self) -> bool:
@@ -151,27 +150,22 @@ class PersistentSaves:
             default=None,
         )
 
-    def roll_back(self, save: SaveId, writers: Sequence[int]) -> None:
-        """As ``StoredChain.roll_back``, for times without a save to storage under way.
-
-        ``writers``: as of ``tell_late``, for the saves that ``note_skipped`` names meanwhile.
-        """
-        try:
-            self._chain.roll_back(save)
-        finally:
-            self._tell_skipped(writers)
+    def roll_back(self, save: SaveId) -> None:
+        """As ``StoredChain.roll_back``, for times without a save to storage under way."""
+        self._chain.roll_back(save)
 
     def end_waits(self) -> None:
         """End all waits for outcomes that others decide, now and later, since this process ends."""
         self._rounds.end_waits()
 
-    def note_skipped(self, save: SaveId) -> None:
-        """Leave ``save`` out here, while a save, or other work for storage, is under way.
+    def tell_skipped(self, save: SaveId, writers: Sequence[int]) -> None:
+        """Tell the others that ``save`` is left out here, since other work was still under way.
 
-        From any thread; does not block. A background thread tells the others as soon as that work
-        has ended here.
+        For times without such work. A second save of the complete step is not reported: the others
+        keep the first save too. ``writers``: as of ``tell_late``.
         """
-        self._skipped.put(save)
+        if save.step != self._complete:
+            self._tell(save, writers, StageReport(SKIPPED))
 
     def tell_late(self, save: SaveId, writers: Sequence[int]) -> None:
         """Tell the others that this process knew too late that ``save`` was due. From any thread.
@@ -181,28 +175,11 @@ class PersistentSaves:
         self._tell(save, writers, StageReport(LEARNED_LATE, "late"))
 
     def run(self, job: PersistentSave) -> bool:
-        """Save and publish; return whether the step is complete. Records failures; never raises.
-
-        Afterwards, tell the others of the saves that ``note_skipped`` named meanwhile. A second
-        save of a complete step is not reported: the others keep the first save too.
-        """
-        complete = False
-        try:
-            complete = self._run(job)
-        finally:
-            self._tell_skipped(job.writers, job.save.step if complete else None)
+        """Save and publish; return whether the step is complete. Records failures; never raises."""
+        self._complete = None
+        if complete := self._run(job):
+            self._complete = job.save.step
         return complete
-
-    def _tell_skipped(self, writers: Sequence[int], complete: int | None = None) -> None:
-        """Tell the others of the saves that ``note_skipped`` named, but for the step ``complete``.
-
-        At the end of all work during which a save may be left out: the others wait for it.
-        """
-        with contextlib.suppress(queue.Empty):
-            while True:
-                save = self._skipped.get_nowait()
-                if save.step != complete:
-                    self._tell(save, writers, StageReport(SKIPPED))
 
     def leave_out(self, save: SaveId, writers: Sequence[int], reason: str) -> None:
         """Tell the others that this process takes no part in ``save``.
@@ -211,32 +188,42 @@ class PersistentSaves:
         """
         self.problem = reason
         self._tell(save, writers, StageReport(valid_text(reason, REPORT_LIMIT_CHARS)))
-        self._tell_skipped(writers)
 
     def tell_pause(self, save: SaveId, writers: Sequence[int]) -> None:
         """Tell all that the first of the ``writers``, this process, leaves ``save`` out. Blocks."""
         self._tell_left_out(save.step, "paused", reason=_PAUSE)
-        with contextlib.suppress(CoordinationError):  # the keys go later, or never
-            self._rounds.tidy(writers)
+        self._rounds.tidy(writers)
         self._tell(save, writers, StageReport(_PAUSE, "paused"))
-        self._tell_skipped(writers)
 
-    def _tell(self, save: SaveId, writers: Sequence[int], report: StageReport) -> None:
-        """Tell the other writers if this process is a writer; else the writer of its host state."""
-        me = self._coordinator.process_index
-        try:
-            if me not in writers:
-                self._rounds.refuse(save, report)
-                if not writers:
-                    self._rounds.say_first(save, report)
-                return
-            stage_round = self._rounds.stage(save, FIRST_STAGE, writers)
-            self._give_up(stage_round, writers, report)
-            if me == writers[0]:
-                self._rounds.decide(save, report)
-        except CoordinationError as error:
-            # A process that waits for the report runs into its deadline, and reports that.
-            logging.warning("step %d was skipped: %s", save.step, error)
+    def _tell(
+        self, save: SaveId, writers: Sequence[int], report: StageReport, stage: str = FIRST_STAGE
+    ) -> None:
+        """Tell the others that this process takes no part in ``save``, or no further part.
+
+        Never raises. A writer tells the other writers, another process the writer of its host
+        state. ``stage``: the stage in which the others wait for this process; empty: in none.
+        """
+        me, rounds = self._coordinator.process_index, self._rounds
+        is_first = bool(writers) and me == writers[0]
+        calls: list[Callable[[], object]] = []
+        if stage and me not in writers:
+            calls.append(partial(rounds.refuse, save, report))
+            if not writers:
+                calls.append(partial(rounds.say_first, save, report))
+        elif stage:
+            stage_round = rounds.stage(save, stage, writers)
+            calls.append(partial(stage_round.say, msgspec.json.encode(report)))
+            if is_first:  # at once, before any other writer has sent its report
+                answer = msgspec.json.encode(report.named(me))
+                calls.append(partial(stage_round.tell, answer))
+        if is_first:
+            calls.append(partial(rounds.decide, save, report))
+        for call in calls:  # each of them, whatever became of the call before
+            try:
+                call()
+            except CheckpointError as error:
+                # A process that waits for the report runs into its deadline, and reports that.
+                logging.warning("step %d is not saved here: %s; %s", save.step, report.error, error)
 
     def _run(self, job: PersistentSave) -> bool:
         step = job.save.step
@@ -287,31 +274,29 @@ class PersistentSaves:
             is_leader=me == job.writers[0],
         )
         self._came = beats.all_came
-        self._rounds.begin(job.save, beats.check, is_announced=job.is_announced)
-        with beats if me in job.writers else self._progress.clock:
-            return self._take_part(job)
+        self._owes = FIRST_STAGE
+        try:
+            self._rounds.begin(job.save, beats.check, is_announced=job.is_announced)
+            with beats if me in job.writers else self._progress.clock:
+                return self._take_part(job)
+        except Exception as error:
+            # Whatever has failed: the others would wait until the deadline.
+            self._tell(job.save, job.writers, failure_of(error), self._owes)
+            raise
 
     def _take_part(self, job: PersistentSave) -> StageReport:
         members, me = job.writers, self._coordinator.process_index
         writer = host_state_writer(me, job.topology, members)
         if writer != me:
-            try:
-                document = self._own_document(job)
-                self._peers.push_host_state(writer, job.save, document, for_storage=True)
-            except Exception as error:
-                # The writer would wait until the deadline.
-                self._rounds.refuse(job.save, failure_of(error))
-                raise
+            document = self._own_document(job)
+            self._peers.push_host_state(writer, job.save, document, for_storage=True)
+            self._owes = ""
             return self._rounds.learn(job.save, members[0])
         if me != members[0]:
             self._write(job)
             return self._rounds.learn(job.save, members[0])
         self._rounds.tidy(members)
-        try:
-            is_kept = self._write(job)
-        except Exception as error:
-            self._rounds.decide(job.save, failure_of(error))
-            raise
+        is_kept = self._write(job)
         # Sent to all: the steps that a process finds in storage depend on how far the removal is.
         gone = self._preservation.after_save(job.save.step) if self._preservation else ()
         steps = {*self.steps, job.save.step}.difference(gone)
@@ -474,24 +459,19 @@ class PersistentSaves:
         """
         step, writers = job.save.step, job.writers
         stage_round = self._rounds.stage(job.save, name, writers)
+        self._owes = name
         self._progress.begin(name)
-        try:
-            report = work()
-        except Exception as error:
-            self._give_up(stage_round, writers, failure_of(error))
-            raise
+        report = work()
         self._progress.begin("")
-        rule = self._rounds.rule_of(job.save, name, stage_round, writers[0])
-        data = stage_round.hold(msgspec.json.encode(report), rule)
+        stage_round.say(msgspec.json.encode(report))
+        self._owes = ""
+        if self._coordinator.process_index == writers[0]:
+            data = stage_round.decide(self._rounds.rule_of(job.save, name, stage_round, writers[0]))
+        else:
+            data = stage_round.learn()
         answer = report_of(data, name, step, writers[0])
         raise_failure(answer, step)
         every = [
             report_of(message, name, step, p) for p, message in sorted(stage_round.heard.items())
         ]
         return answer, every
-
-    def _give_up(self, stage_round: Round, writers: Sequence[int], report: StageReport) -> None:
-        """Report that this writer does not go on; the first writer tells all others at once."""
-        stage_round.say(msgspec.json.encode(report))
-        if self._coordinator.process_index == writers[0]:
-            stage_round.tell(msgspec.json.encode(report.named(writers[0])))

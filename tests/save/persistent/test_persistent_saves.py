@@ -6,6 +6,7 @@ Threads stand for processes; tensors are left out, they need a job of real ones.
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -24,18 +25,29 @@ from emergency_ckpt.background import Failures
 from emergency_ckpt.cluster import LeftProcesses, Peers
 from emergency_ckpt.cluster.shard_source import HostStateInbox
 from emergency_ckpt.cluster.timelines import StoredChain, Timelines
+from emergency_ckpt.config.policies import plan_saves
 from emergency_ckpt.core.limits import MAX_HOST_STATE_BYTES
 from emergency_ckpt.core.placement import Topology
 from emergency_ckpt.core.stall import TimeLimits
-from emergency_ckpt.errors import PersistentTierError, SaveFailed, TransferError
+from emergency_ckpt.errors import (
+    CoordinationError,
+    PersistentTierError,
+    SaveFailed,
+    TransferError,
+)
 from emergency_ckpt.events import Event, EventSink
+from emergency_ckpt.observer import StepProgress
 from emergency_ckpt.save.persistent.rounds import (
+    DOCUMENTS,
     FIRST_STAGE,
     StageReport,
     StorageRounds,
     report_of,
 )
 from emergency_ckpt.save.persistent.save import PersistentSave, PersistentSaves
+from emergency_ckpt.save.save_work import SaveRequest
+from emergency_ckpt.save.schedule import TierSchedule
+from emergency_ckpt.save.turn_wait import TurnWait
 from emergency_ckpt.state import HostShard, StateTree, describe, host_state
 from emergency_ckpt.storage import PersistentTier
 from emergency_ckpt.storage.meetings import Meet, meet_nobody
@@ -43,9 +55,12 @@ from emergency_ckpt.transfer import TransferClient
 from emergency_ckpt.types import PERSISTENT, OrbaxStep, SaveId, ShardId
 from emergency_ckpt.work_progress import WorkProgress
 
+STAGES = (FIRST_STAGE, DOCUMENTS)
 CALLS = VERIFICATION / "simulation" / "storage_calls.py"
 LONG_S = 120.0
 LIFE = life(1)
+LIMITS = TimeLimits(60.0, LONG_S)
+STUCK_SOON = TimeLimits(1.0, LONG_S)  # a process that hears nothing finds another one stuck
 TOPOLOGY = Topology(4, (0, 0, 1, 1))  # 0 and 1 write; 0 is the scribe of 2, 1 that of 3
 TREE = describe({"x": 1}, "save")
 
@@ -91,7 +106,7 @@ NO_RAM: Any = SimpleNamespace(timeline=None)
 
 
 class Job:
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, limits: TimeLimits = LIMITS) -> None:
         count = TOPOLOGY.process_count
         self.service = MemoryService(count)
         self.broken: set[int] = set()
@@ -113,7 +128,7 @@ class Job:
                     Timelines(NO_RAM, QUIET),
                     QUIET,
                 ),
-                limits=TimeLimits(60.0, LONG_S),
+                limits=limits,
             )
             for process in range(count)
         ]
@@ -190,6 +205,10 @@ def _empty_save(step: int, *, is_announced: bool = False) -> PersistentSave:
         writers=TOPOLOGY.writers,
         is_announced=is_announced,
     )
+
+
+def _request(save: SaveId) -> SaveRequest:
+    return SaveRequest(save, None, None, None, time.monotonic())
 
 
 @pytest.fixture
@@ -286,32 +305,93 @@ def test_save_failed_at_one_writer_completes_nowhere(
     assert {saves.steps[-1] for saves in job.saves} == {3}
 
 
+FAILED_CALLS = [
+    *((process, "replace", "at/persistent/") for process in (0, 1, 2)),
+    *((process, "put", f"/{stage}/{process}") for stage in STAGES for process in (0, 1)),
+]
+
+
+@pytest.mark.parametrize(("process", "operation", "part"), FAILED_CALLS)
+def test_failed_call_of_one_process_is_told_to_all(
+    tmp_path: Path, process: int, operation: str, part: str
+) -> None:
+    job = Job(tmp_path, STUCK_SOON)
+    error = CoordinationError(operation, part, "UNAVAILABLE")
+    job.service.fail(process, operation, part, error)
+    job.save(1)
+    for failures in job.failures:
+        with pytest.raises(SaveFailed, match="UNAVAILABLE"):
+            failures.raise_pending()
+    assert job.complete_steps() == []
+    job.save(2)
+    assert job.completed() == {(process, 2) for process in range(TOPOLOGY.process_count)}
+
+
+@pytest.mark.parametrize(("operation", "part"), [("list", "/2/host_states"), ("put", "/outcome")])
+def test_failed_call_beside_a_complete_step_fails_no_save(
+    tmp_path: Path, operation: str, part: str
+) -> None:
+    """The first writer looks which keys are to go, or says that the step is complete."""
+    job = Job(tmp_path, STUCK_SOON)
+    job.save(1)
+    job.save(2)
+    job.service.fail(0, operation, part, CoordinationError(operation, part, "UNAVAILABLE"))
+    job.save(3)
+    assert job.completed() == {(process, n) for process in range(4) for n in (1, 2, 3)}
+    assert [failures.count for failures in job.failures] == [0] * 4
+
+
 @pytest.mark.parametrize("fails", [False, True])
 def test_second_save_skipped_is_told_only_where_needed(job: Job, fails: bool) -> None:
     """Process 1 still had the first save of the step under way when the second one came."""
     again = SaveId(1, f"{LIFE}.000001", "run")
-    job.saves[1].note_skipped(again)
     if fails:
         job.broken.add(3)
     job.save(1)
+    job.saves[1].tell_skipped(again, TOPOLOGY.writers)
     told = [key for key in job.service.values if again.incarnation in key]
     assert bool(told) == fails
 
 
-OTHER_WORK: list[Callable[[PersistentSaves, SaveId], None]] = [
-    lambda saves, save: saves.roll_back(save, TOPOLOGY.writers),
+OTHER_WORK: list[Callable[[PersistentSaves, SaveId], object]] = [
+    lambda saves, save: saves.roll_back(save),
     lambda saves, save: saves.tell_pause(save, TOPOLOGY.writers),
     lambda saves, save: saves.leave_out(save, TOPOLOGY.writers, "it is not in RAM"),
+    lambda saves, save: None,  # what follows a save, such as preparing the next one
 ]
 
 
-@pytest.mark.parametrize("work", OTHER_WORK, ids=["roll_back", "tell_pause", "leave_out"])
+@pytest.mark.parametrize("work", OTHER_WORK, ids=["roll_back", "tell_pause", "leave_out", "end"])
 def test_save_skipped_beside_other_work_is_told(
-    job: Job, work: Callable[[PersistentSaves, SaveId], None]
+    job: Job, work: Callable[[PersistentSaves, SaveId], object]
 ) -> None:
     """The first writer is busy for storage, but with no save; the others begin the save."""
-    job.saves[0].note_skipped(SaveId(2, LIFE, "run"))
-    work(job.saves[0], SaveId(1, LIFE, "run"))
+    first, skipped = SaveId(1, LIFE, "run"), SaveId(2, LIFE, "run")
+    begun, skips, reports = threading.Event(), threading.Event(), list[int]()
+    schedule = TierSchedule(PERSISTENT, plan_saves(1), job.failures[0])
+    schedule.begin_reports(reports.append)
+
+    def busy() -> None:
+        begun.set()
+        assert skips.wait(LONG_S)
+        work(job.saves[0], first)
+
+    schedule.note_due(1)
+    schedule.start(busy)
+    assert begun.wait(LONG_S)
+    parts: Any = SimpleNamespace(
+        progress=StepProgress(),
+        inspect=lambda: None,
+        events=QUIET,
+        failures=Failures(),
+        saves={PERSISTENT: job.saves[0]},
+        config=SimpleNamespace(save_timeout_s=LONG_S, storage_wait_timeout_s=0.0),
+    )
+    turn = TurnWait(parts, lambda _, save: job.saves[0].tell_skipped(save, TOPOLOGY.writers))
+    assert not turn.wait(schedule, _request(skipped), is_again=False)
+    skips.set()
+    assert schedule.wait_idle(LONG_S)
+    assert reports[-1] == 2
     assert any(f"{LIFE}/2/" in key for key in job.service.values), "else they wait in vain"
     others = range(1, TOPOLOGY.process_count)
     with ThreadPoolExecutor(TOPOLOGY.process_count) as pool:
@@ -320,6 +400,7 @@ def test_save_skipped_beside_other_work_is_told(
     for process in others:
         with pytest.raises(SaveFailed, match="previous save was under way"):
             job.failures[process].raise_pending()
+    schedule.worker.stop(LONG_S)
 
 
 def test_tell_pause_ends_the_save_everywhere_without_a_failure(job: Job) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -312,11 +313,16 @@ class AnswersShort:
         return [False]
 
 
-@pytest.mark.parametrize("policy", [Raises(), AnswersShort()])
+class Exits:
+    def should_preserve(self, checkpoints: Any, *, context: Any) -> Any:
+        sys.exit("RuntimeError: in")
+
+
+@pytest.mark.parametrize("policy", [Raises(), AnswersShort(), Exits()])
 def test_policy_that_fails_removes_nothing(tmp_path: Path, policy: Any) -> None:
     left, failures, _ = preserved(fill(str(tmp_path / "run"), STEPS), policy)
     assert left == STEPS
-    with pytest.raises(SaveFailed, match=r"RuntimeError: in|answered for 1 of 4"):
+    with pytest.raises(SaveFailed, match=r"RuntimeError: in|called sys.exit|answered for 1 of 4"):
         failures.raise_pending()
 
 
