@@ -19,7 +19,7 @@ from emergency_ckpt.types import LOCAL, PERSISTENT, TierName
 
 
 class _Begun(NamedTuple):
-    """What one process restores."""
+    """The parts of one restore on this process, whose call has begun."""
 
     request: RestoreRequest
     placement: ProcessPlacement
@@ -77,12 +77,14 @@ class Resume:
             # Whoever speaks in a round behind this name reads these announcements no more.
             of_restore.series.add(ended)
         try:
-            wanted = wanted_step("restore", step)
+            requested = wanted_step("restore", step)
             ending.wait_before_restore()
             tree = describe(state, "restore")
             placement = parts.saver.work.place(tree)
             wants = host_state is not None
-            request = RestoreRequest(tree, state, wanted, wants, placement.retained, tensors_only)
+            request = RestoreRequest(
+                tree, state, requested, wants, placement.retained, tensors_only
+            )
             value = HostStateRestore(of_restore, host_state, placement.buddies)
             ending.begin_restore()
         except Exception as error:

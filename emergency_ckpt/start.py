@@ -74,18 +74,18 @@ def agreed_config(config: Config, settings: Mapping[str, Any]) -> tuple[Config, 
     coordinator = connect_start()
     try:
         config = config.set(**settings).validated()
-        given = own_secret(config.secret_file, os.environ)
+        own = own_secret(config.secret_file, os.environ)
         host = own_address(config.bind_host)
     except (ConfigError, CoordinationError) as error:
         tell_problem(coordinator, error)
         raise
-    shared = {**config.shared_settings(), "secret": secret_text(config.run_name, given)}
+    shared = {**config.shared_settings(), "secret": secret_text(config.run_name, own)}
     name, outside = agree_settings(coordinator, shared, config.start_timeout_s, host)
     coordinator = connect(name)
     with start_told(coordinator):
         # Process 0 gives the others a secret before anything of its own can fail.
-        secret = share_secret(coordinator, given, config.start_timeout_s)
-    return config, JobStart(coordinator, name, secret, given is not None, host, outside)
+        secret = share_secret(coordinator, own, config.start_timeout_s)
+    return config, JobStart(coordinator, name, secret, own is not None, host, outside)
 
 
 @dataclasses.dataclass(frozen=True)
