@@ -32,7 +32,7 @@ from emergency_ckpt.ram.ownership import (
     open_process_directory,
     open_to_delete,
 )
-from emergency_ckpt.ram.process_files import LEDGER, MANIFEST_END, delete_contents
+from emergency_ckpt.ram.process_files import delete_contents, is_published_name
 
 OWNER_LOCK = "owner.lock"
 READER_LOCK = "reader.lock"
@@ -224,9 +224,7 @@ class Holder:
             size_bytes, names = os.stat(self.path / OWNER_LOCK).st_size, os.listdir(self.path)
         except OSError:
             return False
-        return not size_bytes and not any(
-            name == LEDGER or name.endswith(MANIFEST_END) for name in names
-        )
+        return not size_bytes and not any(map(is_published_name, names))
 
     def describe(self) -> str:
         """Return the process and its host, for people."""

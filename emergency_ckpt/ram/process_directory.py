@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import threading
 from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
@@ -47,14 +46,13 @@ from emergency_ckpt.ram.process_files import (
     held_host_state,
     manifest_name,
     save_directory,
+    slot_number,
 )
 from emergency_ckpt.ram.slot_choice import adds_nothing
 from emergency_ckpt.ram.slots import Slot, make_slot, open_slot
 from emergency_ckpt.state.host_state import decode_of, document_name
 from emergency_ckpt.state.mapped import Mapper
 from emergency_ckpt.types import SaveId, Writer
-
-_SLOT_FILES = re.compile(r"slot_(\d{1,2})\.(bin|manifest\.json)")
 
 
 class QuarantineRecord(msgspec.Struct, frozen=True):
@@ -171,10 +169,7 @@ class ProcessDirectory:
 
     def make_slot(self, size_bytes: int) -> Slot:
         """Reserve one more slot; the caller adds it to ``slots``. RamdiskFull, LocalTierError."""
-        taken = {slot.number for slot in self.slots}
-        for name in os.listdir(self.claim.dir_fd):
-            if match := _SLOT_FILES.fullmatch(name):
-                taken.add(int(match.group(1)))
+        taken = {slot.number for slot in self.slots} | self._numbers_on_disk()
         return make_slot(min(set(NUMBERS) - taken), self.claim, size_bytes, self._mapper)
 
     def take_out(self, slots: Iterable[Slot]) -> list[Slot]:
@@ -323,9 +318,7 @@ class ProcessDirectory:
         self._quarantine_fd = -1
 
     def _scan_slots(self) -> None:
-        names = os.listdir(self.claim.dir_fd)
-        numbers = {match.group(1) for name in names if (match := _SLOT_FILES.fullmatch(name))}
-        for number in sorted(map(int, numbers)):
+        for number in sorted(self._numbers_on_disk()):
             slot, problem = open_slot(number, self.claim, self.files, self._mapper)
             if problem is not None:
                 self._report(manifest_name(number), problem)
@@ -336,6 +329,11 @@ class ProcessDirectory:
             else:
                 self._removed(file_name(number))
         self._drop_contained()
+
+    def _numbers_on_disk(self) -> set[int]:
+        """Return the numbers of the slots that have a file or a manifest."""
+        names = os.listdir(self.claim.dir_fd)
+        return {number for name in names if (number := slot_number(name)) is not None}
 
     def _removed(self, name: str) -> bool:
         try:

@@ -27,6 +27,7 @@ from emergency_ckpt.ram import locks as claims
 from emergency_ckpt.ram.held_saves import HeldSaves
 from emergency_ckpt.ram.leftovers import OtherRuns, claim_or_wait
 from emergency_ckpt.ram.process_directory import ProcessDirectory
+from emergency_ckpt.ram.process_files import slot_number
 from emergency_ckpt.ram.slot_choice import (
     SLOTS_AT_REST,
     SlotState,
@@ -246,7 +247,10 @@ class LocalTier(HeldSaves):
         _delete(surplus)
         reusable = [slot for slot in slots if slot not in too_large]
         places = claims.process_directories(self._run_dir)
-        waiting = sum(not any(place.glob("slot_*.bin")) for place in places)
+        waiting = sum(
+            not any(slot_number(path.name) is not None for path in place.glob("slot_*.bin"))
+            for place in places
+        )
 
         def missing_of(count: int, others_bytes: int) -> int:
             """Return the number to make for ``count`` slots. RamdiskFull.

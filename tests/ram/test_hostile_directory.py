@@ -9,6 +9,7 @@ import random
 import shutil
 import stat
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ from emergency_ckpt.core.limits import MAX_HOST_STATE_BYTES, MAX_HOST_STATE_SAVE
 from emergency_ckpt.core.restore.inventory import RestoredSave
 from emergency_ckpt.core.shard_layout import lay_out
 from emergency_ckpt.errors import CorruptData, HostStateError, LocalTierError, RamdiskFull
-from emergency_ckpt.ram import LocalTier, build_contents
+from emergency_ckpt.ram import LocalTier, build_contents, left_runs, remove_run
 from emergency_ckpt.ram.process_files import LEDGER_FILE, Ledger
 
 MANIFEST, SLOT = "slot_0.manifest.json", "slot_0.bin"
@@ -118,6 +119,29 @@ def test_damage_is_quarantined_and_the_other_save_stays(
     third.close()
     for outside in ramdisk.glob("outside.*"):
         assert outside.stat().st_size > 0
+
+
+@pytest.mark.parametrize("name", ["slot_01.bin", "slot_01.manifest.json", "slot_\u0661.bin"])
+def test_file_named_almost_as_a_slot_costs_no_save(
+    ramdisk: Path, tier: LocalTier, name: str
+) -> None:
+    """It is a stranger's, as any other name: the newest save is in slot 1."""
+    tier.reserve(LAYOUT.size_bytes)
+    complete_save(tier, 1)
+    complete_save(tier, 2)
+    tier.close()
+    assert b'"step":2' in (tier.path / "slot_1.manifest.json").read_bytes()
+    (tier.path / name).write_bytes(b"theirs")
+    for _ in range(2):
+        with closing(open_tier(ramdisk)) as again:
+            assert held_steps(again) == [1, 2]
+            assert again.quarantined == ()
+            again.note_complete(save_id(2))
+            assert held_steps(again) == [1, 2]
+    for run in left_runs(ramdisk):
+        remove_run(run)
+    assert [path.name for path in tier.path.iterdir()] == [name]
+    assert (tier.path / name).read_bytes() == b"theirs"
 
 
 @pytest.mark.parametrize("name", ["ledger.json", "owner.lock"])
