@@ -22,7 +22,7 @@ from urllib.parse import unquote
 from emergency_ckpt.errors import CorruptData, LocalTierError, MemoryLimitReached, RamdiskFull
 
 TEMPORARY_PREFIX = ".tmp-"
-ASIDE_PREFIX = "folder-"
+ASIDE_PREFIX = "aside-"
 FILE_MODE = 0o600
 DIRECTORY_MODE = 0o700
 
@@ -122,11 +122,11 @@ def ensure_directory(name: str, parent_fd: int) -> int:
     return open_inner(name, parent_fd)
 
 
-def open_regular(name: str, dir_fd: int, flags: int) -> int:
+def open_regular(name: str, dir_fd: int, flags: int, *, any_mode: bool = False) -> int:
     """Return the descriptor of a regular file. OSError.
 
     CorruptData for a link, a pipe or a device, and for a file that a user other than the
-    directory's owner owns or can write to.
+    directory's owner owns or can write to. ``any_mode``: others may write to the file.
     """
     # O_NONBLOCK: to open a planted pipe must not block until its other end is opened.
     flags |= os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
@@ -137,7 +137,7 @@ def open_regular(name: str, dir_fd: int, flags: int) -> int:
         problem = "not a regular file"
     elif status.st_uid != os.fstat(dir_fd).st_uid:
         problem = f"it belongs to user {status.st_uid}, its directory does not"
-    elif status.st_mode & _OTHERS_WRITE:
+    elif status.st_mode & _OTHERS_WRITE and not any_mode:
         problem = f"others may write to it (mode {stat.S_IMODE(status.st_mode):04o})"
     if problem:
         os.close(fd)
@@ -184,9 +184,13 @@ def rename(temporary: str, name: str, dir_fd: int) -> None:
     try:
         os.rename(temporary, name, src_dir_fd=dir_fd, dst_dir_fd=dir_fd)
     except IsADirectoryError:
-        aside = f"{ASIDE_PREFIX}{os.getpid()}-{time.time_ns()}-{name}"[:200]
-        os.rename(name, aside, src_dir_fd=dir_fd, dst_dir_fd=dir_fd)
+        _move_aside(name, dir_fd)
         os.rename(temporary, name, src_dir_fd=dir_fd, dst_dir_fd=dir_fd)
+
+
+def _move_aside(name: str, dir_fd: int) -> None:
+    aside = f"{ASIDE_PREFIX}{os.getpid()}-{time.time_ns()}-{name}"[:200]
+    os.rename(name, aside, src_dir_fd=dir_fd, dst_dir_fd=dir_fd)
 
 
 def write_atomic(name: str, dir_fd: int, data: bytes) -> None:
@@ -203,6 +207,14 @@ def remove(name: str, dir_fd: int) -> None:
     """Remove a name that is not a directory; do nothing when it is absent."""
     with contextlib.suppress(FileNotFoundError):
         os.unlink(name, dir_fd=dir_fd)
+
+
+def make_way(name: str, dir_fd: int) -> None:
+    """Remove a name; a folder, which this package never makes there, is moved aside and kept."""
+    try:
+        remove(name, dir_fd)
+    except IsADirectoryError:
+        _move_aside(name, dir_fd)
 
 
 def _discard(temporary: str, dir_fd: int) -> None:

@@ -275,7 +275,7 @@ def test_folder_in_place_of_a_host_state_is_moved_aside(tier: LocalTier) -> None
     good = document(1)
     tier.publish_host_state(save_id(1), 0, 4, good)
     assert tier.host_state_bytes(save_id(1), 0, 4) == good
-    (aside,) = path.parent.glob("folder-*")
+    (aside,) = path.parent.glob("aside-*")
     assert (aside / "theirs").read_text() == "kept"
 
 
