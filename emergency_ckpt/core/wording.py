@@ -19,6 +19,14 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
+def encodable(text: str) -> str:
+    """Return ``text`` with the escapes of ``printable`` for what UTF-8 cannot encode.
+
+    Such are the bytes of a file's name that are no UTF-8: byte 0xff becomes ``\\udcff``.
+    """
+    return text.encode(errors="backslashreplace").decode()
+
+
 def size_text(size_bytes: int) -> str:
     """Return ``size_bytes`` in the largest unit that leaves a number of at least 1."""
     for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):

@@ -25,6 +25,7 @@ from emergency_ckpt.core.limits import (
 )
 from emergency_ckpt.core.restore.inventory import HeldHostState, RestoredSave
 from emergency_ckpt.core.timeline import Timeline, newest
+from emergency_ckpt.core.wording import printable
 from emergency_ckpt.errors import (
     CheckpointError,
     CorruptData,
@@ -72,6 +73,7 @@ class ProcessDirectory:
         """Scan the directory. A damaged file does not raise: it is quarantined with a record.
 
         OSError when the directory itself cannot be read or written. ``mapper``: as of ``Slot``.
+        Whatever is raised, ``claim`` is released then.
         """
         self.claim = claim
         self._mapper = mapper
@@ -79,16 +81,21 @@ class ProcessDirectory:
         self.slots: list[Slot] = []
         self.quarantined: list[QuarantineRecord] = []
         self.ledger = Ledger()
-        files.remove_temporaries(claim.dir_fd)
-        self._quarantine_fd = files.ensure_directory(QUARANTINE_DIRECTORY, claim.dir_fd)
-        files.remove_temporaries(self._quarantine_fd)
-        self._next_record = len(os.listdir(self._quarantine_fd))
-        self.host_states = HostStateStore(self.files, self._report)
-        try:
-            self.ledger = self.files.ledger()
-        except CorruptData as error:
-            self._report(LEDGER, error)
-        self._scan_slots()
+        with contextlib.ExitStack() as opened:
+            opened.callback(claim.release)
+            files.remove_temporaries(claim.dir_fd)
+            self._quarantine_fd = files.ensure_directory(QUARANTINE_DIRECTORY, claim.dir_fd)
+            opened.callback(os.close, self._quarantine_fd)
+            files.remove_temporaries(self._quarantine_fd)
+            self._next_record = len(os.listdir(self._quarantine_fd))
+            self.host_states = HostStateStore(self.files, self._report)
+            opened.callback(self.host_states.close)
+            try:
+                self.ledger = self.files.ledger()
+            except CorruptData as error:
+                self._report(LEDGER, error)
+            self._scan_slots()
+            opened.pop_all()
 
     def note_incarnation(self, incarnation: str) -> None:
         """Record that the job has begun a life. A failure is logged: a later record has it too."""
@@ -257,6 +264,13 @@ class ProcessDirectory:
 
         The caller removes the copy itself.
         """
+        # A name may have bytes that are no text, which JSON cannot have.
+        record = msgspec.structs.replace(
+            record,
+            directory=printable(record.directory),
+            name=printable(record.name),
+            problem=printable(record.problem),
+        )
         self.quarantined.append(record)
         logging.warning("quarantined %s in %s: %s", record.name, record.directory, record.problem)
         name = f"{self._next_record % MAX_QUARANTINE_RECORDS:02d}.json"
@@ -281,7 +295,6 @@ class ProcessDirectory:
         try:
             made = ProcessDirectory(claim, self.files.run_id, self._mapper)
         except OSError as error:
-            claim.release()
             raise files.local_error("make again", str(claim.path), error) from error
         made.quarantined.extend(self.quarantined)
         made.ledger = msgspec.structs.replace(self.ledger, complete=None)

@@ -95,7 +95,6 @@ class LocalTier(HeldSaves):
         try:
             own = ProcessDirectory(claim, run_id, mapper)
         except OSError as error:
-            claim.release()
             raise files.local_error("open", str(claim.path), error) from error
         self._prefaulter = Prefaulter(
             str(claim.path), self.reserve, self._memories, on_refused, copy_threads

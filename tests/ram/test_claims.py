@@ -230,6 +230,27 @@ def test_claim_that_is_interrupted_is_free_again(
     assert names(ramdisk) == ["process_00000"]
 
 
+@pytest.mark.parametrize("is_orphan", [False, True])
+def test_scan_that_is_interrupted_ends_its_claim(
+    ramdisk: Path, monkeypatch: pytest.MonkeyPatch, *, is_orphan: bool
+) -> None:
+    """Whatever ends it: the next start in this process finds the directory free."""
+    left = open_tier(ramdisk, process_index=0)
+    adopt = open_tier(ramdisk, process_index=1).adopt_orphans
+    left.close()
+
+    def interrupted(_: int) -> list[str]:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "listdir", interrupted)
+    with pytest.raises(KeyboardInterrupt) as caught:
+        adopt() if is_orphan else open_tier(ramdisk)
+    monkeypatch.undo()
+    claim = claims.claim_existing(left.path, "another")
+    assert isinstance(claim, claims.Claim), caught
+    claim.release()
+
+
 def as_folder(lock: Path) -> None:
     lock.mkdir(mode=0o700)
     (lock / "theirs").write_text("kept")

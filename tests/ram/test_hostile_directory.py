@@ -231,6 +231,23 @@ def test_host_states_of_another_name_are_not_believed(ramdisk: Path, tier: Local
     assert len(again.quarantined) == 4
 
 
+def test_name_that_is_no_utf8_is_quarantined_with_escapes(ramdisk: Path, tier: LocalTier) -> None:
+    complete_save(tier, 1)
+    tier.publish_host_state(save_id(1), 0, 4, document(1))
+    tier.close()
+    with open(bytes(tier.path / "host_state") + b"/note-\xff", "w"):
+        pass
+    for life in (1, 2):
+        with closing(open_tier(ramdisk)) as again:
+            assert again.path == tier.path
+            assert held_steps(again) == [1]
+            (told,) = again.quarantined
+            assert told.name == r"note-\udcff"
+            assert told.problem.startswith(r"open note-\udcff: ")
+            records = list((again.path / "quarantine").iterdir())
+            assert [json.loads(each.read_bytes())["name"] for each in records] == life * [told.name]
+
+
 def test_pushes_are_checked(tier: LocalTier) -> None:
     good = document(1, 2)
     tier.publish_host_state(save_id(1), 2, 4, good)
