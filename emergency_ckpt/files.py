@@ -116,10 +116,18 @@ def open_inner(name: str, parent_fd: int) -> int:
 
 
 def ensure_directory(name: str, parent_fd: int) -> int:
-    """Make the directory when it is absent, then open it as ``open_inner``."""
+    """Make the directory when it is absent, then open it as ``open_inner``.
+
+    A file or a link under that name, which this package never makes, is moved aside and kept.
+    """
     with contextlib.suppress(FileExistsError):
         os.mkdir(name, DIRECTORY_MODE, dir_fd=parent_fd)
-    return open_inner(name, parent_fd)
+    try:
+        return open_inner(name, parent_fd)
+    except NotADirectoryError:
+        _move_aside(name, parent_fd)
+        os.mkdir(name, DIRECTORY_MODE, dir_fd=parent_fd)
+        return open_inner(name, parent_fd)
 
 
 def open_regular(name: str, dir_fd: int, flags: int, *, any_mode: bool = False) -> int:
@@ -209,11 +217,18 @@ def remove(name: str, dir_fd: int) -> None:
         os.unlink(name, dir_fd=dir_fd)
 
 
-def make_way(name: str, dir_fd: int) -> None:
-    """Remove a name; a folder, which this package never makes there, is moved aside and kept."""
+def remove_file(name: str, dir_fd: int) -> bool:
+    """Remove a name; return False for a folder, which this package never makes there: it stays."""
     try:
         remove(name, dir_fd)
     except IsADirectoryError:
+        return False
+    return True
+
+
+def make_way(name: str, dir_fd: int) -> None:
+    """Remove a name; a folder, which this package never makes there, is moved aside and kept."""
+    if not remove_file(name, dir_fd):
         _move_aside(name, dir_fd)
 
 
@@ -227,7 +242,7 @@ def remove_temporaries(dir_fd: int) -> None:
     """Remove the temporary files of a writer that died. Only the directory's owner may call it."""
     for name in os.listdir(dir_fd):
         if name.startswith(TEMPORARY_PREFIX):
-            remove(name, dir_fd)
+            remove_file(name, dir_fd)
 
 
 def free_bytes(directory: int | Path) -> int:

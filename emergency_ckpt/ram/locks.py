@@ -167,8 +167,8 @@ class Claim:
             if reader_fd == _LOCKED:
                 return False
             delete_contents(self.dir_fd)
-            files.remove(READER_LOCK, self.dir_fd)
-            files.remove(OWNER_LOCK, self.dir_fd)
+            files.remove_file(READER_LOCK, self.dir_fd)
+            files.remove_file(OWNER_LOCK, self.dir_fd)
             # Not empty when a new claimer has just made its lock file: then it owns the directory.
             remove_empty(self.path)
             return not self.path.exists()

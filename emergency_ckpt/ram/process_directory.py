@@ -349,11 +349,11 @@ class ProcessDirectory:
         return {number for name in names if (number := slot_number(name)) is not None}
 
     def _removed(self, name: str) -> bool:
+        """Remove a slot's name; return False where it stays, and its number is not used."""
         try:
-            files.remove(name, self.claim.dir_fd)
-        except (IsADirectoryError, PermissionError):
-            return False  # a foreign directory: it stays, and its number is not used
-        return True
+            return files.remove_file(name, self.claim.dir_fd)
+        except PermissionError:
+            return False
 
     def _report(self, name: str, error: CheckpointError) -> None:
         directory = str(self.claim.path)

@@ -268,13 +268,16 @@ _QUARANTINE_FILE = re.compile(r"[A-Za-z0-9._-]{1,160}\.json|\.tmp-.*")
 
 
 def delete_contents(dir_fd: int) -> None:
-    """Delete the files of this package in a process directory, except its locks. OSError."""
+    """Delete the files of this package in a process directory, except its locks. OSError.
+
+    A folder under the name of a file stays, so the directory stays too.
+    """
     names = os.listdir(dir_fd)
     # Published names first, so that an interrupted deletion leaves nothing that counts.
     for own in (_MANIFESTS, (LEDGER,), _SLOT_FILES):
         for name in names:
             if name in own:
-                files.remove(name, dir_fd)
+                files.remove_file(name, dir_fd)
     files.remove_temporaries(dir_fd)
     _delete_tree(HOST_STATE_DIRECTORY, dir_fd, (_HOST_STATE_SAVE, _HOST_STATE_FILE))
     _delete_tree(QUARANTINE_DIRECTORY, dir_fd, (_QUARANTINE_FILE,))
@@ -292,6 +295,6 @@ def _delete_tree(name: str, parent_fd: int, levels: Sequence[re.Pattern[str]]) -
             if len(levels) > 1:
                 _delete_tree(entry, dir_fd, levels[1:])
             else:
-                files.remove(entry, dir_fd)
+                files.remove_file(entry, dir_fd)
         with contextlib.suppress(OSError):
             os.rmdir(name, dir_fd=parent_fd)

@@ -155,7 +155,7 @@ class LocalTier(HeldSaves):
         return claims.claim_existing(path, self._start, is_settled=is_settled)
 
     def release_orphans(self) -> None:
-        """Delete the adopted directories; release those that a reader serves.
+        """Delete the adopted directories; release those that stay: see ``Claim.delete``.
 
         Readers keep their memory alive.
         """
@@ -163,7 +163,7 @@ class LocalTier(HeldSaves):
             while self._orphans:
                 orphan = self._orphans.pop()
                 if not orphan.delete():
-                    logging.info("%s is still being served; it stays", orphan.claim.path)
+                    logging.info("%s stays: it is served, or has other files", orphan.claim.path)
 
     # The reservation of slots.
 

@@ -189,6 +189,77 @@ def test_leftover_temporaries_are_removed(ramdisk: Path, tier: LocalTier) -> Non
     assert again.quarantined == ()
 
 
+def folder(path: Path) -> None:
+    path.mkdir(mode=0o700)
+    (path / "theirs").write_text("kept")
+
+
+def in_place_of(directory: Path, make: Callable[[Path], object]) -> None:
+    shutil.rmtree(directory)
+    make(directory)
+
+
+SAVE = "host_state/000000000001-first-1"
+STRANGERS: dict[str, Callable[[Path], None]] = {
+    "folder as temporary": lambda path: folder(path / ".tmp-x"),
+    "folder as temporary record": lambda path: folder(path / "quarantine" / ".tmp-x"),
+    "folder as temporary document": lambda path: folder(path / SAVE / ".tmp-x"),
+    "folder as ledger": lambda path: replaced(path / "ledger.json", folder),
+    "file as quarantine": lambda path: in_place_of(
+        path / "quarantine", lambda place: place.write_text("kept")
+    ),
+    "link as quarantine": lambda path: in_place_of(
+        path / "quarantine", lambda place: place.symlink_to(path.parents[1] / "elsewhere")
+    ),
+    "pipe as quarantine": lambda path: in_place_of(path / "quarantine", os.mkfifo),
+    "file as host states": lambda path: in_place_of(
+        path / "host_state", lambda place: place.write_text("kept")
+    ),
+    "link as host states": lambda path: in_place_of(
+        path / "host_state", lambda place: place.symlink_to(path.parents[1] / "elsewhere")
+    ),
+}
+
+
+@pytest.mark.parametrize("plant", STRANGERS.values(), ids=STRANGERS)
+def test_entry_of_a_stranger_stays_and_stops_no_start(
+    ramdisk: Path, tier: LocalTier, plant: Callable[[Path], None]
+) -> None:
+    folder(ramdisk / "elsewhere")
+    complete_save(tier, 1)
+    tier.publish_host_state(save_id(1), 0, 4, document(1))
+    tier.close()
+    plant(tier.path)
+    planted = sum(path.is_file() and path.stat().st_size == 4 for path in ramdisk.rglob("*"))
+    for _ in range(2):
+        with closing(open_tier(ramdisk)) as again:
+            assert again.path == tier.path
+            assert held_steps(again) == [1]
+            again.publish_host_state(save_id(1), 0, 4, document(1))
+            assert again.host_state_bytes(save_id(1), 0, 4) == document(1)
+            again.quarantine("0" * 64, None, "a test")
+            records = (again.path / "quarantine").glob("[0-9]*.json")
+            assert any(b"a test" in record.read_bytes() for record in records)
+    kept = [path for path in ramdisk.rglob("*") if path.is_file() and path.stat().st_size == 4]
+    assert [path.read_text() for path in kept] == ["kept"] * planted
+    assert [path.name for path in (ramdisk / "elsewhere").iterdir()] == ["theirs"]
+
+
+def test_orphan_with_a_strangers_folders_is_released(ramdisk: Path) -> None:
+    orphan = open_tier(ramdisk, process_index=0)
+    tier = open_tier(ramdisk, process_index=1)
+    complete_save(orphan, 1)
+    orphan.close()
+    for name in (".tmp-x", "slot_5.bin", "slot_6.manifest.json", "quarantine/.tmp-x"):
+        folder(orphan.path / name)
+    tier.adopt_orphans()
+    assert held_steps(tier) == [1]
+    tier.release_orphans()
+    assert held_steps(tier) == []
+    assert not list(orphan.path.glob("slot_0.*"))
+    assert [path.read_text() for path in orphan.path.rglob("theirs")] == ["kept"] * 4
+
+
 def test_random_bytes_anywhere_never_stop_an_open(ramdisk: Path) -> None:
     for seed in range(40):
         rng = random.Random(seed)
