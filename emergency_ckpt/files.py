@@ -22,7 +22,7 @@ from urllib.parse import unquote
 from emergency_ckpt.errors import CorruptData, LocalTierError, MemoryLimitReached, RamdiskFull
 
 TEMPORARY_PREFIX = ".tmp-"
-ASIDE_PREFIX = "folder-"
+ASIDE_PREFIX = "aside-"
 FILE_MODE = 0o600
 DIRECTORY_MODE = 0o700
 
@@ -116,17 +116,25 @@ def open_inner(name: str, parent_fd: int) -> int:
 
 
 def ensure_directory(name: str, parent_fd: int) -> int:
-    """Make the directory when it is absent, then open it as ``open_inner``."""
+    """Make the directory when it is absent, then open it as ``open_inner``.
+
+    A file or a link under that name, which this package never makes, is moved aside and kept.
+    """
     with contextlib.suppress(FileExistsError):
         os.mkdir(name, DIRECTORY_MODE, dir_fd=parent_fd)
-    return open_inner(name, parent_fd)
+    try:
+        return open_inner(name, parent_fd)
+    except NotADirectoryError:
+        _move_aside(name, parent_fd)
+        os.mkdir(name, DIRECTORY_MODE, dir_fd=parent_fd)
+        return open_inner(name, parent_fd)
 
 
-def open_regular(name: str, dir_fd: int, flags: int) -> int:
+def open_regular(name: str, dir_fd: int, flags: int, *, any_mode: bool = False) -> int:
     """Return the descriptor of a regular file. OSError.
 
     CorruptData for a link, a pipe or a device, and for a file that a user other than the
-    directory's owner owns or can write to.
+    directory's owner owns or can write to. ``any_mode``: others may write to the file.
     """
     # O_NONBLOCK: to open a planted pipe must not block until its other end is opened.
     flags |= os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
@@ -137,7 +145,7 @@ def open_regular(name: str, dir_fd: int, flags: int) -> int:
         problem = "not a regular file"
     elif status.st_uid != os.fstat(dir_fd).st_uid:
         problem = f"it belongs to user {status.st_uid}, its directory does not"
-    elif status.st_mode & _OTHERS_WRITE:
+    elif status.st_mode & _OTHERS_WRITE and not any_mode:
         problem = f"others may write to it (mode {stat.S_IMODE(status.st_mode):04o})"
     if problem:
         os.close(fd)
@@ -184,9 +192,13 @@ def rename(temporary: str, name: str, dir_fd: int) -> None:
     try:
         os.rename(temporary, name, src_dir_fd=dir_fd, dst_dir_fd=dir_fd)
     except IsADirectoryError:
-        aside = f"{ASIDE_PREFIX}{os.getpid()}-{time.time_ns()}-{name}"[:200]
-        os.rename(name, aside, src_dir_fd=dir_fd, dst_dir_fd=dir_fd)
+        _move_aside(name, dir_fd)
         os.rename(temporary, name, src_dir_fd=dir_fd, dst_dir_fd=dir_fd)
+
+
+def _move_aside(name: str, dir_fd: int) -> None:
+    aside = f"{ASIDE_PREFIX}{os.getpid()}-{time.time_ns()}-{name}"[:200]
+    os.rename(name, aside, src_dir_fd=dir_fd, dst_dir_fd=dir_fd)
 
 
 def write_atomic(name: str, dir_fd: int, data: bytes) -> None:
@@ -205,6 +217,21 @@ def remove(name: str, dir_fd: int) -> None:
         os.unlink(name, dir_fd=dir_fd)
 
 
+def remove_file(name: str, dir_fd: int) -> bool:
+    """Remove a name; return False for a folder, which this package never makes there: it stays."""
+    try:
+        remove(name, dir_fd)
+    except IsADirectoryError:
+        return False
+    return True
+
+
+def make_way(name: str, dir_fd: int) -> None:
+    """Remove a name; a folder, which this package never makes there, is moved aside and kept."""
+    if not remove_file(name, dir_fd):
+        _move_aside(name, dir_fd)
+
+
 def _discard(temporary: str, dir_fd: int) -> None:
     # The first error is the one to report; the next owner removes what is left.
     with contextlib.suppress(OSError):
@@ -215,7 +242,7 @@ def remove_temporaries(dir_fd: int) -> None:
     """Remove the temporary files of a writer that died. Only the directory's owner may call it."""
     for name in os.listdir(dir_fd):
         if name.startswith(TEMPORARY_PREFIX):
-            remove(name, dir_fd)
+            remove_file(name, dir_fd)
 
 
 def free_bytes(directory: int | Path) -> int:

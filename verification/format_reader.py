@@ -243,7 +243,9 @@ def _read_ledger(found: Process, file: Path, data: bytes, run_id: str) -> None:
 
 
 def _read_slot(found: Process, file: Path, data: bytes, run_id: str) -> None:
-    _require(re.fullmatch(r"slot_\d{1,2}\.manifest\.json", file.name), "no name of a manifest")
+    _require(
+        re.fullmatch(r"slot_(0|[1-9][0-9]?)\.manifest\.json", file.name), "no name of a manifest"
+    )
     body = raw_fields(_digested(data, "manifest")["manifest"])
     _require(set(body) == {"contents", "contents_digest", "writer"}, "no manifest")
     _require(json.loads(body["contents_digest"]) == sha(body["contents"]), "the digest differs")

@@ -19,13 +19,21 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
+def encodable(text: str) -> str:
+    """Return ``text`` with the escapes of ``printable`` for what UTF-8 cannot encode.
+
+    Such are the bytes of a file's name that are no UTF-8: byte 0xff becomes ``\\udcff``.
+    """
+    return text.encode(errors="backslashreplace").decode()
+
+
 def valid_text(text: str, limit_chars: int) -> str:
     """Return ``text``, an error's for example, as a message to other processes can contain it.
 
-    The name of a file that is not UTF-8 has lone surrogates, which no message can contain: each
-    becomes an escape, e.g. ``\\udce9``. The result has at most ``limit_chars``.
+    Lone surrogates, as in the name of a file that is not UTF-8, become escapes (``encodable``).
+    The result has at most ``limit_chars``.
     """
-    return text[:limit_chars].encode(errors="backslashreplace").decode()[:limit_chars]
+    return encodable(text[:limit_chars])[:limit_chars]
 
 
 def size_text(size_bytes: int) -> str:

@@ -16,6 +16,7 @@ import itertools
 import os
 import re
 import socket
+import stat
 import weakref
 from pathlib import Path
 
@@ -32,7 +33,7 @@ from emergency_ckpt.ram.ownership import (
     open_process_directory,
     open_to_delete,
 )
-from emergency_ckpt.ram.process_files import LEDGER, MANIFEST_END, delete_contents
+from emergency_ckpt.ram.process_files import delete_contents, is_published_name
 
 OWNER_LOCK = "owner.lock"
 READER_LOCK = "reader.lock"
@@ -127,6 +128,7 @@ class Claim:
         try:
             owner = Owner(1, start, pid, _born(pid) or 0, _system(), socket.gethostname()[:255])
             data = msgspec.json.encode(owner)
+            os.fchmod(self._lock_fd, files.FILE_MODE)  # else nobody believes the record
             # Not atomic: a reader may briefly find the previous record, or part of one.
             os.pwrite(self._lock_fd, data, 0)
             os.ftruncate(self._lock_fd, len(data))
@@ -145,7 +147,7 @@ class Claim:
 
     def is_served(self) -> bool:
         """Return True when a reader now has the directory locked against deletion."""
-        reader_fd = _try_lock(READER_LOCK, self.dir_fd, fcntl.LOCK_EX, create=False)
+        reader_fd = _lock_out_readers(self.dir_fd)
         if reader_fd is not None and reader_fd != _LOCKED:
             os.close(reader_fd)
         return reader_fd == _LOCKED
@@ -161,12 +163,12 @@ class Claim:
         reader_fd: int | None = None
         try:
             if not although_served:
-                reader_fd = _try_lock(READER_LOCK, self.dir_fd, fcntl.LOCK_EX, create=False)
+                reader_fd = _lock_out_readers(self.dir_fd)
             if reader_fd == _LOCKED:
                 return False
             delete_contents(self.dir_fd)
-            files.remove(READER_LOCK, self.dir_fd)
-            files.remove(OWNER_LOCK, self.dir_fd)
+            files.remove_file(READER_LOCK, self.dir_fd)
+            files.remove_file(OWNER_LOCK, self.dir_fd)
             # Not empty when a new claimer has just made its lock file: then it owns the directory.
             remove_empty(self.path)
             return not self.path.exists()
@@ -224,9 +226,7 @@ class Holder:
             size_bytes, names = os.stat(self.path / OWNER_LOCK).st_size, os.listdir(self.path)
         except OSError:
             return False
-        return not size_bytes and not any(
-            name == LEDGER or name.endswith(MANIFEST_END) for name in names
-        )
+        return not size_bytes and not any(map(is_published_name, names))
 
     def describe(self) -> str:
         """Return the process and its host, for people."""
@@ -297,8 +297,8 @@ def claim_existing(path: Path, start: str, *, is_settled: bool = False) -> Claim
 def read_claim(path: Path, owner_uid: int | None = None) -> ReaderClaim | None:
     """Lock one directory against deletion; None when it is being deleted or was never claimed.
 
-    OSError when its lock is not a file (a link, a folder), or the directory does not belong to
-    ``owner_uid`` (None: the effective user).
+    OSError when its lock is not a file (a link, a pipe, a folder), or is another user's, or the
+    directory does not belong to ``owner_uid`` (None: the effective user).
     """
     try:
         dir_fd = open_process_directory(path, owner_uid)
@@ -319,11 +319,14 @@ def read_claim(path: Path, owner_uid: int | None = None) -> ReaderClaim | None:
 def current_holder(path: Path, owner_uid: int | None = None) -> Holder | None:
     """Return the process that has a directory locked as its owner now, or None.
 
-    Writes nothing, and has the lock itself for an instant only. OSError when the directory is gone
-    or does not belong to ``owner_uid`` (None: the effective user).
+    Writes nothing, and has the lock itself for an instant only. OSError when the directory is gone,
+    or the directory or its lock does not belong to ``owner_uid`` (None: the effective user).
     """
     with files.closing(open_process_directory(path, owner_uid)) as dir_fd:
-        lock_fd = _try_lock(OWNER_LOCK, dir_fd, fcntl.LOCK_SH, create=False)
+        try:
+            lock_fd = _try_lock(OWNER_LOCK, dir_fd, fcntl.LOCK_SH, create=False)
+        except _NoLock:
+            return None
         if lock_fd == _LOCKED:
             return Holder(path, read_owner(dir_fd))
         if lock_fd is not None:
@@ -371,12 +374,7 @@ def _claim(path: Path, *, create: bool, own: bool = True) -> Claim | Holder | No
     # An interrupt ends the lock too: else the lock would stay with this process.
     with contextlib.ExitStack() as opened:
         opened.callback(os.close, dir_fd)
-        try:
-            lock_fd = _try_lock(OWNER_LOCK, dir_fd, fcntl.LOCK_EX, create=create)
-        except PermissionError as error:
-            if not create:
-                raise
-            raise _not_own(path / OWNER_LOCK) from error
+        lock_fd = _lock_as_owner(path, dir_fd, create=create)
         if lock_fd == _LOCKED:
             return Holder(path, read_owner(dir_fd))
         if lock_fd is None:
@@ -390,6 +388,46 @@ def _claim(path: Path, *, create: bool, own: bool = True) -> Claim | Holder | No
         return Claim(path, dir_fd, lock_fd)
 
 
+def _lock_as_owner(path: Path, dir_fd: int, *, create: bool) -> int | None:
+    """Return the result of ``_try_lock``. ``create``: also in place of what is no lock file."""
+    if not create:
+        return _try_lock(OWNER_LOCK, dir_fd, fcntl.LOCK_EX, create=False)
+    try:
+        with contextlib.suppress(_NoLock):
+            return _try_lock(OWNER_LOCK, dir_fd, fcntl.LOCK_EX, create=True)
+        if not _make_way(path, dir_fd):
+            return None
+        return _try_lock(OWNER_LOCK, dir_fd, fcntl.LOCK_EX, create=True)
+    except PermissionError as error:
+        raise _not_own(path / OWNER_LOCK) from error
+
+
+def _make_way(path: Path, dir_fd: int) -> bool:
+    """Take away an ``owner.lock`` that is no file; return False when another process does so now.
+
+    Without the lock of the directory, of two processes that found such a thing the second would
+    take away the file that the first had made and locked meanwhile.
+    """
+    try:
+        fcntl.flock(dir_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    try:
+        if _is_no_file(OWNER_LOCK, dir_fd):
+            logging.warning("%s is no lock file, and makes way for one", path / OWNER_LOCK)
+            files.make_way(OWNER_LOCK, dir_fd)
+    finally:
+        fcntl.flock(dir_fd, fcntl.LOCK_UN)
+    return True
+
+
+def _lock_out_readers(dir_fd: int) -> int | None:
+    """Return the result of ``_try_lock``; None where ``read_claim`` refuses the file to readers."""
+    with contextlib.suppress(_NoLock, files.NotOwn):
+        return _try_lock(READER_LOCK, dir_fd, fcntl.LOCK_EX, create=False)
+    return None
+
+
 def _ensure_readers_lock(path: Path, dir_fd: int) -> None:
     """Make ``reader.lock`` in a directory of this user, also in place of another user's. NotOwn.
 
@@ -398,12 +436,12 @@ def _ensure_readers_lock(path: Path, dir_fd: int) -> None:
     """
     flags = os.O_RDWR | os.O_CREAT
     try:
-        os.close(files.open_regular(READER_LOCK, dir_fd, flags))
-    except (CorruptData, OSError):
+        os.close(_open_lock(READER_LOCK, dir_fd, flags))
+    except (_NoLock, PermissionError):
         try:
-            files.remove(READER_LOCK, dir_fd)
-            os.close(files.open_regular(READER_LOCK, dir_fd, flags | os.O_EXCL))
-        except OSError as error:
+            files.make_way(READER_LOCK, dir_fd)
+            os.close(_open_lock(READER_LOCK, dir_fd, flags | os.O_EXCL))
+        except PermissionError as error:
             raise _not_own(path / READER_LOCK) from error
 
 
@@ -412,12 +450,45 @@ def _not_own(path: Path) -> files.NotOwn:
     return files.NotOwn("it is not a file that this user may write", path, hint)
 
 
+class _NoLock(OSError):
+    """A link, a pipe or a folder stands in place of a lock, and no process can have that locked."""
+
+
+def _is_no_file(name: str, dir_fd: int) -> bool:
+    """Return whether something has the name that is no file."""
+    try:
+        return not stat.S_ISREG(os.stat(name, dir_fd=dir_fd, follow_symlinks=False).st_mode)
+    except FileNotFoundError:
+        return False
+
+
+def _open_lock(name: str, dir_fd: int, flags: int) -> int:
+    """Return the descriptor of a lock. OSError; _NoLock, NotOwn for another user's file.
+
+    A file that others may write to is a lock as well: they cannot enter the directory, and a
+    process may have the file locked.
+    """
+    try:
+        return files.open_regular(name, dir_fd, flags, any_mode=True)
+    except FileNotFoundError:
+        raise
+    except (CorruptData, OSError) as error:
+        if _is_no_file(name, dir_fd):
+            raise _NoLock(errno.EINVAL, "it is no lock file", name) from error
+        if isinstance(error, CorruptData):
+            raise files.NotOwn(error.problem, name, hint=error.hint) from error
+        raise
+
+
 def _try_lock(name: str, dir_fd: int, kind: int, *, create: bool) -> int | None:
-    """Return a locked descriptor; ``_LOCKED`` when another has the lock; None without the file."""
+    """Return a locked descriptor; ``_LOCKED`` when another has the lock; None without the file.
+
+    Errors as of ``_open_lock``.
+    """
     flags = os.O_RDWR | (os.O_CREAT if create else 0)
     try:
-        fd = files.open_regular(name, dir_fd, flags)
-    except (FileNotFoundError, CorruptData):
+        fd = _open_lock(name, dir_fd, flags)
+    except FileNotFoundError:
         return None
     try:
         fcntl.flock(fd, kind | fcntl.LOCK_NB)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import threading
 from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
@@ -26,6 +25,7 @@ from emergency_ckpt.core.limits import (
 )
 from emergency_ckpt.core.restore.inventory import HeldHostState, RestoredSave
 from emergency_ckpt.core.timeline import Timeline, newest
+from emergency_ckpt.core.wording import printable
 from emergency_ckpt.errors import (
     CheckpointError,
     CorruptData,
@@ -48,14 +48,13 @@ from emergency_ckpt.ram.process_files import (
     held_host_state,
     manifest_name,
     save_directory,
+    slot_number,
 )
 from emergency_ckpt.ram.slot_choice import adds_nothing
 from emergency_ckpt.ram.slots import Slot, make_slot, open_slot
 from emergency_ckpt.state.host_state import decode_of, document_name
 from emergency_ckpt.state.mapped import Mapper
 from emergency_ckpt.types import SaveId, Writer
-
-_SLOT_FILES = re.compile(r"slot_(\d{1,2})\.(bin|manifest\.json)")
 
 
 class QuarantineRecord(msgspec.Struct, frozen=True):
@@ -75,6 +74,7 @@ class ProcessDirectory:
         """Scan the directory. A damaged file does not raise: it is quarantined with a record.
 
         OSError when the directory itself cannot be read or written. ``mapper``: as of ``Slot``.
+        Whatever is raised, ``claim`` is released then.
         """
         self.claim = claim
         self._mapper = mapper
@@ -82,16 +82,21 @@ class ProcessDirectory:
         self.slots: list[Slot] = []
         self.quarantined: list[QuarantineRecord] = []
         self.ledger = Ledger()
-        files.remove_temporaries(claim.dir_fd)
-        self._quarantine_fd = files.ensure_directory(QUARANTINE_DIRECTORY, claim.dir_fd)
-        files.remove_temporaries(self._quarantine_fd)
-        self._next_record = len(os.listdir(self._quarantine_fd))
-        self.host_states = HostStateStore(self.files, self._report)
-        try:
-            self.ledger = self.files.ledger()
-        except CorruptData as error:
-            self._report(LEDGER, error)
-        self._scan_slots()
+        with contextlib.ExitStack() as opened:
+            opened.callback(claim.release)
+            files.remove_temporaries(claim.dir_fd)
+            self._quarantine_fd = files.ensure_directory(QUARANTINE_DIRECTORY, claim.dir_fd)
+            opened.callback(os.close, self._quarantine_fd)
+            files.remove_temporaries(self._quarantine_fd)
+            self._next_record = len(os.listdir(self._quarantine_fd))
+            self.host_states = HostStateStore(self.files, self._report)
+            opened.callback(self.host_states.close)
+            try:
+                self.ledger = self.files.ledger()
+            except CorruptData as error:
+                self._report(LEDGER, error)
+            self._scan_slots()
+            opened.pop_all()
 
     def note_incarnation(self, incarnation: str) -> None:
         """Record that the job has begun a life. A failure is logged: a later record has it too."""
@@ -172,10 +177,7 @@ class ProcessDirectory:
 
     def make_slot(self, size_bytes: int) -> Slot:
         """Reserve one more slot; the caller adds it to ``slots``. RamdiskFull, LocalTierError."""
-        taken = {slot.number for slot in self.slots}
-        for name in os.listdir(self.claim.dir_fd):
-            if match := _SLOT_FILES.fullmatch(name):
-                taken.add(int(match.group(1)))
+        taken = {slot.number for slot in self.slots} | self._numbers_on_disk()
         return make_slot(min(set(NUMBERS) - taken), self.claim, size_bytes, self._mapper)
 
     def take_out(self, slots: Iterable[Slot]) -> list[Slot]:
@@ -263,6 +265,13 @@ class ProcessDirectory:
 
         The caller removes the copy itself.
         """
+        # A name may have bytes that are no text, which JSON cannot have.
+        record = msgspec.structs.replace(
+            record,
+            directory=printable(record.directory),
+            name=printable(record.name),
+            problem=printable(record.problem),
+        )
         self.quarantined.append(record)
         logging.warning("quarantined %s in %s: %s", record.name, record.directory, record.problem)
         name = f"{self._next_record % MAX_QUARANTINE_RECORDS:02d}.json"
@@ -287,7 +296,6 @@ class ProcessDirectory:
         try:
             made = ProcessDirectory(claim, self.files.run_id, self._mapper)
         except OSError as error:
-            claim.release()
             raise files.local_error("make again", str(claim.path), error) from error
         made.quarantined.extend(self.quarantined)
         made.ledger = msgspec.structs.replace(self.ledger, complete=None)
@@ -324,9 +332,7 @@ class ProcessDirectory:
         self._quarantine_fd = -1
 
     def _scan_slots(self) -> None:
-        names = os.listdir(self.claim.dir_fd)
-        numbers = {match.group(1) for name in names if (match := _SLOT_FILES.fullmatch(name))}
-        for number in sorted(map(int, numbers)):
+        for number in sorted(self._numbers_on_disk()):
             slot, problem = open_slot(number, self.claim, self.files, self._mapper)
             if problem is not None:
                 self._report(manifest_name(number), problem)
@@ -338,12 +344,17 @@ class ProcessDirectory:
                 self._removed(file_name(number))
         self._drop_contained()
 
+    def _numbers_on_disk(self) -> set[int]:
+        """Return the numbers of the slots that have a file or a manifest."""
+        names = os.listdir(self.claim.dir_fd)
+        return {number for name in names if (number := slot_number(name)) is not None}
+
     def _removed(self, name: str) -> bool:
+        """Remove a slot's name; return False where it stays, and its number is not used."""
         try:
-            files.remove(name, self.claim.dir_fd)
-        except (IsADirectoryError, PermissionError):
-            return False  # a foreign directory: it stays, and its number is not used
-        return True
+            return files.remove_file(name, self.claim.dir_fd)
+        except PermissionError:
+            return False
 
     def _report(self, name: str, error: CheckpointError) -> None:
         directory = str(self.claim.path)

@@ -37,7 +37,38 @@ from emergency_ckpt.types import SaveId
 NUMBERS = range(100)
 """Valid slot numbers: at most two digits."""
 
-_DOCUMENT = re.compile(r"process_\d{5,7}_of_\d{5,7}\.json")
+LEDGER = "ledger.json"
+HOST_STATE_DIRECTORY = "host_state"
+QUARANTINE_DIRECTORY = "quarantine"
+
+_DOCUMENT = re.compile(r"process_[0-9]{5,7}_of_[0-9]{5,7}\.json")
+
+
+def file_name(number: int) -> str:
+    """Return the name of a slot file."""
+    return f"slot_{number}.bin"
+
+
+def manifest_name(number: int) -> str:
+    """Return the name of a slot's manifest."""
+    return f"slot_{number}.manifest.json"
+
+
+_SLOT_FILES = {file_name(number): number for number in NUMBERS}
+_MANIFESTS = {manifest_name(number): number for number in NUMBERS}
+
+
+def slot_number(name: str) -> int | None:
+    """Return the number of the slot whose file or manifest has ``name``, else None.
+
+    A name such as ``slot_01.bin``, which this package never makes, is another program's.
+    """
+    return _SLOT_FILES.get(name, _MANIFESTS.get(name))
+
+
+def is_published_name(name: str) -> bool:
+    """Return whether ``name`` is that of a manifest or of the ledger."""
+    return name in _MANIFESTS or name == LEDGER
 
 
 class Ledger(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -200,16 +231,6 @@ class ProcessFiles:
         return held_host_state(document, len(data))
 
 
-def file_name(number: int) -> str:
-    """Return the name of a slot file."""
-    return f"slot_{number}.bin"
-
-
-def manifest_name(number: int) -> str:
-    """Return the name of a slot's manifest."""
-    return f"slot_{number}.manifest.json"
-
-
 def save_directory(save: SaveId) -> str:
     """Return the name of the directory with the documents of a save."""
     return f"{save.incarnation}-{save.step}"
@@ -241,30 +262,23 @@ def why_too_short(number: int, published: Published, size_bytes: int) -> Corrupt
     )
 
 
-HOST_STATE_DIRECTORY = "host_state"
-QUARANTINE_DIRECTORY = "quarantine"
-LEDGER = "ledger.json"
-MANIFEST_END = ".manifest.json"
-
-# Published names first, so that an interrupted deletion leaves nothing that counts.
-_DELETE_ORDER = (
-    re.compile(r"slot_\d{1,2}" + re.escape(MANIFEST_END)),
-    re.compile(re.escape(LEDGER)),
-    re.compile(r"slot_\d{1,2}\.bin"),
-    re.compile(re.escape(files.TEMPORARY_PREFIX) + r".*"),
-)
 _HOST_STATE_SAVE = re.compile(r"[A-Za-z0-9._-]{1,160}")
-_HOST_STATE_FILE = re.compile(r"process_\d{5,10}_of_\d{5,10}\.json|\.tmp-.*")
+_HOST_STATE_FILE = re.compile(r"process_[0-9]{5,10}_of_[0-9]{5,10}\.json|\.tmp-.*")
 _QUARANTINE_FILE = re.compile(r"[A-Za-z0-9._-]{1,160}\.json|\.tmp-.*")
 
 
 def delete_contents(dir_fd: int) -> None:
-    """Delete the files of this package in a process directory, except its locks. OSError."""
+    """Delete the files of this package in a process directory, except its locks. OSError.
+
+    A folder under the name of a file stays, so the directory stays too.
+    """
     names = os.listdir(dir_fd)
-    for pattern in _DELETE_ORDER:
+    # Published names first, so that an interrupted deletion leaves nothing that counts.
+    for own in (_MANIFESTS, (LEDGER,), _SLOT_FILES):
         for name in names:
-            if pattern.fullmatch(name):
-                files.remove(name, dir_fd)
+            if name in own:
+                files.remove_file(name, dir_fd)
+    files.remove_temporaries(dir_fd)
     _delete_tree(HOST_STATE_DIRECTORY, dir_fd, (_HOST_STATE_SAVE, _HOST_STATE_FILE))
     _delete_tree(QUARANTINE_DIRECTORY, dir_fd, (_QUARANTINE_FILE,))
 
@@ -281,6 +295,6 @@ def _delete_tree(name: str, parent_fd: int, levels: Sequence[re.Pattern[str]]) -
             if len(levels) > 1:
                 _delete_tree(entry, dir_fd, levels[1:])
             else:
-                files.remove(entry, dir_fd)
+                files.remove_file(entry, dir_fd)
         with contextlib.suppress(OSError):
             os.rmdir(name, dir_fd=parent_fd)

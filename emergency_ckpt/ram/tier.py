@@ -27,6 +27,7 @@ from emergency_ckpt.ram import locks as claims
 from emergency_ckpt.ram.held_saves import HeldSaves
 from emergency_ckpt.ram.leftovers import OtherRuns, claim_or_wait
 from emergency_ckpt.ram.process_directory import ProcessDirectory
+from emergency_ckpt.ram.process_files import slot_number
 from emergency_ckpt.ram.slot_choice import (
     SLOTS_AT_REST,
     SlotState,
@@ -94,7 +95,6 @@ class LocalTier(HeldSaves):
         try:
             own = ProcessDirectory(claim, run_id, mapper)
         except OSError as error:
-            claim.release()
             raise files.local_error("open", str(claim.path), error) from error
         self._prefaulter = Prefaulter(
             str(claim.path), self.reserve, self._memories, on_refused, copy_threads
@@ -155,7 +155,7 @@ class LocalTier(HeldSaves):
         return claims.claim_existing(path, self._start, is_settled=is_settled)
 
     def release_orphans(self) -> None:
-        """Delete the adopted directories; release those that a reader serves.
+        """Delete the adopted directories; release those that stay: see ``Claim.delete``.
 
         Readers keep their memory alive.
         """
@@ -163,7 +163,7 @@ class LocalTier(HeldSaves):
             while self._orphans:
                 orphan = self._orphans.pop()
                 if not orphan.delete():
-                    logging.info("%s is still being served; it stays", orphan.claim.path)
+                    logging.info("%s stays: it is served, or has other files", orphan.claim.path)
 
     # The reservation of slots.
 
@@ -246,7 +246,10 @@ class LocalTier(HeldSaves):
         _delete(surplus)
         reusable = [slot for slot in slots if slot not in too_large]
         places = claims.process_directories(self._run_dir)
-        waiting = sum(not any(place.glob("slot_*.bin")) for place in places)
+        waiting = sum(
+            not any(slot_number(path.name) is not None for path in place.glob("slot_*.bin"))
+            for place in places
+        )
 
         def missing_of(count: int, others_bytes: int) -> int:
             """Return the number to make for ``count`` slots. RamdiskFull.

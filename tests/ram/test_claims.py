@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import shutil
+import socket
+import stat
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -24,6 +28,7 @@ from tiers_support import (
     write_save,
 )
 
+from emergency_ckpt.errors import RamdiskFull
 from emergency_ckpt.ram import left_runs, remove_run
 from emergency_ckpt.ram import locks as claims
 
@@ -223,3 +228,159 @@ def test_claim_that_is_interrupted_is_free_again(
     monkeypatch.undo()
     assert open_tier(ramdisk).path.name == "process_00000"
     assert names(ramdisk) == ["process_00000"]
+
+
+@pytest.mark.parametrize("is_orphan", [False, True])
+def test_scan_that_is_interrupted_ends_its_claim(
+    ramdisk: Path, monkeypatch: pytest.MonkeyPatch, *, is_orphan: bool
+) -> None:
+    """Whatever ends it: the next start in this process finds the directory free."""
+    left = open_tier(ramdisk, process_index=0)
+    adopt = open_tier(ramdisk, process_index=1).adopt_orphans
+    left.close()
+
+    def interrupted(_: int) -> list[str]:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "listdir", interrupted)
+    with pytest.raises(KeyboardInterrupt) as caught:
+        adopt() if is_orphan else open_tier(ramdisk)
+    monkeypatch.undo()
+    claim = claims.claim_existing(left.path, "another")
+    assert isinstance(claim, claims.Claim), caught
+    claim.release()
+
+
+def as_folder(lock: Path) -> None:
+    lock.mkdir(mode=0o700)
+    (lock / "theirs").write_text("kept")
+
+
+def as_socket(lock: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as made:
+        made.bind(str(lock))
+
+
+NO_LOCKS: dict[str, Callable[[Path], None]] = {
+    "pipe": lambda lock: os.mkfifo(lock, 0o600),
+    "link": lambda lock: lock.symlink_to("host_state"),
+    "folder": as_folder,
+    "socket": as_socket,
+}
+
+
+@pytest.mark.parametrize("name", ["owner.lock", "reader.lock"])
+@pytest.mark.parametrize("plant", NO_LOCKS.values(), ids=NO_LOCKS)
+def test_claim_replaces_what_is_no_lock_and_loses_no_save(
+    ramdisk: Path, plant: Callable[[Path], None], name: str
+) -> None:
+    orphan, own = [open_tier(ramdisk, process_index=index) for index in (0, 1)]
+    complete_save(orphan, 1)
+    complete_save(own, 2)
+    for path in (orphan.path, own.path):
+        (path / name).unlink()
+        plant(path / name)
+    orphan.close()
+    own.close()
+    assert claims.current_holder(own.path) is None
+    tier = open_tier(ramdisk, process_index=1)
+    assert tier.path == own.path
+    assert held_steps(tier) == [2]
+    tier.adopt_orphans()
+    assert held_steps(tier) == [1, 2]
+    for path in (orphan.path, own.path):
+        assert stat.filemode((path / name).lstat().st_mode) == "-rw-------"
+        kept = [aside / "theirs" for aside in path.glob("aside-*")]
+        assert [each.read_text() for each in kept] == (["kept"] if plant is as_folder else [])
+    assert tier.is_intact()
+    assert isinstance(claims.claim_existing(own.path, "another"), claims.Holder)
+    reader = claims.read_claim(own.path)
+    assert reader is not None
+    reader.release()
+
+
+def test_lock_open_to_others_keeps_its_holder(ramdisk: Path) -> None:
+    """Its directory is closed to them, so it is as good as any other."""
+    tier = open_tier(ramdisk)
+    complete_save(tier, 1)
+    lock = tier.path / "owner.lock"
+    lock.chmod(0o660)
+    held = lock.stat().st_ino
+    assert isinstance(claims.claim_existing(tier.path, "another"), claims.Holder)
+    assert isinstance(claims.current_holder(tier.path), claims.Holder)
+    tier.close()
+    again = open_tier(ramdisk)
+    assert held_steps(again) == [1]
+    assert again.path == tier.path
+    assert lock.stat().st_ino == held
+    assert stat.S_IMODE(lock.stat().st_mode) == 0o600, "its record is believed"
+
+
+def test_readers_lock_open_to_others_keeps_its_reader(ramdisk: Path) -> None:
+    tier = open_tier(ramdisk)
+    tier.close()
+    reader = claims.read_claim(tier.path)
+    assert reader is not None
+    (tier.path / "reader.lock").chmod(0o660)
+    claim = claims.claim_existing(tier.path, "another")
+    assert isinstance(claim, claims.Claim)
+    assert claim.is_served()
+    assert not claim.delete()
+    second = claims.read_claim(tier.path)
+    assert second is not None
+    reader.release()
+    second.release()
+
+
+def test_claim_removes_no_lock_that_another_made_meanwhile(
+    ramdisk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two processes found a pipe; the second comes to it when the first has its lock there."""
+    tier = open_tier(ramdisk)
+    tier.close()
+    (tier.path / "owner.lock").unlink()
+    os.mkfifo(tier.path / "owner.lock")
+    first: list[claims.Claim | claims.Holder | None] = []
+    lock = fcntl.flock
+
+    def lock_after_the_first(fd: int, kind: int) -> None:
+        monkeypatch.setattr(fcntl, "flock", lock)
+        first.append(claims.claim_existing(tier.path, "first"))
+        lock(fd, kind)
+
+    monkeypatch.setattr(fcntl, "flock", lock_after_the_first)
+    second = claims.claim_existing(tier.path, "second")
+    (claim,) = first
+    assert isinstance(claim, claims.Claim)
+    assert isinstance(second, claims.Holder)
+    assert claim.is_in_place()
+    claim.release()
+
+
+@pytest.mark.parametrize("name", ["owner.lock", "reader.lock"])
+def test_claim_without_room_for_a_lock_says_so(
+    ramdisk: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """A lock that cannot be made is not gone, and is not another user's."""
+    opened = os.open
+
+    def without_room(path: str | Path, *args: int, **options: int) -> int:
+        if path == name:
+            raise OSError(errno.ENOSPC, "No space left on device", name)
+        return opened(path, *args, **options)
+
+    monkeypatch.setattr(os, "open", without_room)
+    with pytest.raises(RamdiskFull):
+        open_tier(ramdisk)
+
+
+@pytest.mark.parametrize("plant", NO_LOCKS.values(), ids=NO_LOCKS)
+def test_reader_of_directory_is_told_of_what_is_no_lock(
+    ramdisk: Path, plant: Callable[[Path], None]
+) -> None:
+    tier = open_tier(ramdisk)
+    tier.close()
+    (tier.path / "reader.lock").unlink()
+    plant(tier.path / "reader.lock")
+    with pytest.raises(OSError, match="it is no lock file"):
+        claims.read_claim(tier.path)

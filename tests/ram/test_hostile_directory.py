@@ -9,6 +9,7 @@ import random
 import shutil
 import stat
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ from emergency_ckpt.core.limits import MAX_HOST_STATE_BYTES, MAX_HOST_STATE_SAVE
 from emergency_ckpt.core.restore.inventory import RestoredSave
 from emergency_ckpt.core.shard_layout import lay_out
 from emergency_ckpt.errors import CorruptData, HostStateError, HostStatesFull, LocalTierError
-from emergency_ckpt.ram import LocalTier, build_contents
+from emergency_ckpt.ram import LocalTier, build_contents, left_runs, remove_run
 from emergency_ckpt.ram.process_files import LEDGER_FILE, Ledger
 
 MANIFEST, SLOT = "slot_0.manifest.json", "slot_0.bin"
@@ -120,6 +121,29 @@ def test_damage_is_quarantined_and_the_other_save_stays(
         assert outside.stat().st_size > 0
 
 
+@pytest.mark.parametrize("name", ["slot_01.bin", "slot_01.manifest.json", "slot_\u0661.bin"])
+def test_file_named_almost_as_a_slot_costs_no_save(
+    ramdisk: Path, tier: LocalTier, name: str
+) -> None:
+    """It is a stranger's, as any other name: the newest save is in slot 1."""
+    tier.reserve(LAYOUT.size_bytes)
+    complete_save(tier, 1)
+    complete_save(tier, 2)
+    tier.close()
+    assert b'"step":2' in (tier.path / "slot_1.manifest.json").read_bytes()
+    (tier.path / name).write_bytes(b"theirs")
+    for _ in range(2):
+        with closing(open_tier(ramdisk)) as again:
+            assert held_steps(again) == [1, 2]
+            assert again.quarantined == ()
+            again.note_complete(save_id(2))
+            assert held_steps(again) == [1, 2]
+    for run in left_runs(ramdisk):
+        remove_run(run)
+    assert [path.name for path in tier.path.iterdir()] == [name]
+    assert (tier.path / name).read_bytes() == b"theirs"
+
+
 @pytest.mark.parametrize("name", ["ledger.json", "owner.lock"])
 def test_damaged_small_files(ramdisk: Path, tier: LocalTier, name: str) -> None:
     complete_save(tier, 1)
@@ -165,6 +189,77 @@ def test_leftover_temporaries_are_removed(ramdisk: Path, tier: LocalTier) -> Non
     assert again.quarantined == ()
 
 
+def folder(path: Path) -> None:
+    path.mkdir(mode=0o700)
+    (path / "theirs").write_text("kept")
+
+
+def in_place_of(directory: Path, make: Callable[[Path], object]) -> None:
+    shutil.rmtree(directory)
+    make(directory)
+
+
+SAVE = "host_state/000000000001-first-1"
+STRANGERS: dict[str, Callable[[Path], None]] = {
+    "folder as temporary": lambda path: folder(path / ".tmp-x"),
+    "folder as temporary record": lambda path: folder(path / "quarantine" / ".tmp-x"),
+    "folder as temporary document": lambda path: folder(path / SAVE / ".tmp-x"),
+    "folder as ledger": lambda path: replaced(path / "ledger.json", folder),
+    "file as quarantine": lambda path: in_place_of(
+        path / "quarantine", lambda place: place.write_text("kept")
+    ),
+    "link as quarantine": lambda path: in_place_of(
+        path / "quarantine", lambda place: place.symlink_to(path.parents[1] / "elsewhere")
+    ),
+    "pipe as quarantine": lambda path: in_place_of(path / "quarantine", os.mkfifo),
+    "file as host states": lambda path: in_place_of(
+        path / "host_state", lambda place: place.write_text("kept")
+    ),
+    "link as host states": lambda path: in_place_of(
+        path / "host_state", lambda place: place.symlink_to(path.parents[1] / "elsewhere")
+    ),
+}
+
+
+@pytest.mark.parametrize("plant", STRANGERS.values(), ids=STRANGERS)
+def test_entry_of_a_stranger_stays_and_stops_no_start(
+    ramdisk: Path, tier: LocalTier, plant: Callable[[Path], None]
+) -> None:
+    folder(ramdisk / "elsewhere")
+    complete_save(tier, 1)
+    tier.publish_host_state(save_id(1), 0, 4, document(1))
+    tier.close()
+    plant(tier.path)
+    planted = sum(path.is_file() and path.stat().st_size == 4 for path in ramdisk.rglob("*"))
+    for _ in range(2):
+        with closing(open_tier(ramdisk)) as again:
+            assert again.path == tier.path
+            assert held_steps(again) == [1]
+            again.publish_host_state(save_id(1), 0, 4, document(1))
+            assert again.host_state_bytes(save_id(1), 0, 4) == document(1)
+            again.quarantine("0" * 64, None, "a test")
+            records = (again.path / "quarantine").glob("[0-9]*.json")
+            assert any(b"a test" in record.read_bytes() for record in records)
+    kept = [path for path in ramdisk.rglob("*") if path.is_file() and path.stat().st_size == 4]
+    assert [path.read_text() for path in kept] == ["kept"] * planted
+    assert [path.name for path in (ramdisk / "elsewhere").iterdir()] == ["theirs"]
+
+
+def test_orphan_with_a_strangers_folders_is_released(ramdisk: Path) -> None:
+    orphan = open_tier(ramdisk, process_index=0)
+    tier = open_tier(ramdisk, process_index=1)
+    complete_save(orphan, 1)
+    orphan.close()
+    for name in (".tmp-x", "slot_5.bin", "slot_6.manifest.json", "quarantine/.tmp-x"):
+        folder(orphan.path / name)
+    tier.adopt_orphans()
+    assert held_steps(tier) == [1]
+    tier.release_orphans()
+    assert held_steps(tier) == []
+    assert not list(orphan.path.glob("slot_0.*"))
+    assert [path.read_text() for path in orphan.path.rglob("theirs")] == ["kept"] * 4
+
+
 def test_random_bytes_anywhere_never_stop_an_open(ramdisk: Path) -> None:
     for seed in range(40):
         rng = random.Random(seed)
@@ -205,6 +300,23 @@ def test_host_states_of_another_name_are_not_believed(ramdisk: Path, tier: Local
     again = open_tier(ramdisk)
     assert [(held.save.step, held.owner) for held in again.held()[1]] == [(1, 0), (1, 1), (2, 0)]
     assert len(again.quarantined) == 4
+
+
+def test_name_that_is_no_utf8_is_quarantined_with_escapes(ramdisk: Path, tier: LocalTier) -> None:
+    complete_save(tier, 1)
+    tier.publish_host_state(save_id(1), 0, 4, document(1))
+    tier.close()
+    with open(bytes(tier.path / "host_state") + b"/note-\xff", "w"):
+        pass
+    for life in (1, 2):
+        with closing(open_tier(ramdisk)) as again:
+            assert again.path == tier.path
+            assert held_steps(again) == [1]
+            (told,) = again.quarantined
+            assert told.name == r"note-\udcff"
+            assert told.problem.startswith(r"open note-\udcff: ")
+            records = list((again.path / "quarantine").iterdir())
+            assert [json.loads(each.read_bytes())["name"] for each in records] == life * [told.name]
 
 
 def test_pushes_are_checked(tier: LocalTier) -> None:
@@ -251,7 +363,7 @@ def test_folder_in_place_of_a_host_state_is_moved_aside(tier: LocalTier) -> None
     good = document(1)
     tier.publish_host_state(save_id(1), 0, 4, good)
     assert tier.host_state_bytes(save_id(1), 0, 4) == good
-    (aside,) = path.parent.glob("folder-*")
+    (aside,) = path.parent.glob("aside-*")
     assert (aside / "theirs").read_text() == "kept"
 
 

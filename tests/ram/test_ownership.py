@@ -221,17 +221,28 @@ def test_lock_of_root_is_replaced_at_the_next_start(shared: Path) -> None:
     assert not (shared / RUN_ID / "process_00000.1").exists()
 
 
-@pytest.mark.parametrize("name", ["reader.lock", "owner.lock"])
-def test_lock_that_cannot_be_replaced_is_named(shared: Path, name: str) -> None:
+def test_lock_that_cannot_be_replaced_is_named(shared: Path) -> None:
+    """Another user's process may have it locked."""
     assert as_user(JOB, shared, "open") == "[7] 0o700"
-    lock = shared / RUN_ID / "process_00000" / name
-    if name == "reader.lock":
-        lock.unlink()
-        lock.mkdir()
+    lock = shared / RUN_ID / "process_00000" / "owner.lock"
     os.chown(lock, 0, 0)
     told = as_user(JOB, shared, "open")
     assert told.startswith(f"claim {lock}: it is not a file that this user may write")
     assert told.endswith(f"if no process has {lock.parent}: rm -r {lock}")
+    give(shared / RUN_ID, 0)
+    os.chown(lock, JOB, JOB)
+    with pytest.raises(LocalTierError, match=f"claim {lock}: it is not a file that this user may"):
+        open_tier(shared)
+
+
+def test_lock_folder_of_root_is_moved_aside(shared: Path) -> None:
+    assert as_user(JOB, shared, "open") == "[7] 0o700"
+    lock = shared / RUN_ID / "process_00000" / "reader.lock"
+    lock.unlink()
+    lock.mkdir()
+    assert as_user(JOB, shared, "open").endswith(" 0o700")
+    assert lock.is_file()
+    assert not (shared / RUN_ID / "process_00000.1").exists()
 
 
 def test_serve_by_root_makes_no_directory(

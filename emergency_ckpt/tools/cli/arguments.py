@@ -5,13 +5,16 @@ from __future__ import annotations
 import argparse
 import pwd
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, cast
 
 import msgspec
 
 from emergency_ckpt import run_secret
 from emergency_ckpt.core.address import parse_address, split_holder
 from emergency_ckpt.core.limits import MAX_STEP
+from emergency_ckpt.core.wording import encodable
 from emergency_ckpt.errors import ConfigError, TransferError
 from emergency_ckpt.tools.survey.places import Places
 
@@ -157,7 +160,22 @@ def places_of(args: argparse.Namespace, *, may_be_none: bool = False) -> Places:
 
 def print_json(document: object) -> None:
     """Print a document of structs, dataclasses and mappings as one line of JSON for programs."""
-    sys.stdout.write(msgspec.json.encode(document).decode() + "\n")
+    try:
+        line = msgspec.json.encode(document)
+    except UnicodeEncodeError:  # the name of a file that was listed, or named here
+        line = msgspec.json.encode(_encodable(msgspec.to_builtins(document, str_keys=True)))
+    sys.stdout.write(line.decode() + "\n")
+
+
+def _encodable(value: Any) -> Any:
+    if isinstance(value, str):
+        return encodable(value)
+    if isinstance(value, dict):
+        fields = cast("dict[str, Any]", value)
+        return {encodable(key): _encodable(item) for key, item in fields.items()}
+    if isinstance(value, list | tuple):
+        return [_encodable(item) for item in cast("Sequence[Any]", value)]
+    return value
 
 
 def addresses(text: str) -> tuple[str, ...]:

@@ -209,6 +209,15 @@ def test_ls_of_storage_looks_at_steps_the_log_lacks(tmp_path: Path) -> None:
     assert any("the step log is gone" in f["problem"] for f in found["faults"])
 
 
+def test_ls_json_has_escapes_for_a_name_that_is_no_utf8(tmp_path: Path) -> None:
+    directory = bytes(tmp_path) + b"/of-\xff"
+    os.makedirs(directory + b"/40.orbax-checkpoint-tmp-\xff")
+    status, found = eckpt_json("ls", "--dir", os.fsdecode(directory))
+    assert status == 0
+    assert found["directory"]["unfinished"] == [r"40.orbax-checkpoint-tmp-\udcff"]
+    assert found["directory"]["directory"] == rf"{tmp_path}/of-\udcff"
+
+
 def test_ls_of_plain_orbax_step_lists_it(tmp_path: Path) -> None:
     with ocp.CheckpointManager(tmp_path) as manager:
         manager.save(7, args=ocp.args.StandardSave({"w": np.arange(4)}))
