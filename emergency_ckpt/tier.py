@@ -22,7 +22,7 @@ by one alone (``PersistentTier.publish``).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -149,13 +149,14 @@ class Tier(Protocol):
         ...
 
 
-def read_leaf(step: StepReader, path: str) -> Array:
-    """Return a whole leaf as one array in memory."""
+def read_leaf(step: StepReader, path: str, on_box: Callable[[], object] = lambda: None) -> Array:
+    """Return a whole leaf as one array in memory; call ``on_box`` after each box of it."""
     spec = step.leaves[path]
     array = np.empty(spec.global_shape, dtype_named(spec.dtype))
     full = whole(spec.global_shape)
     for box in step.boxes(path):
         array[slices(relative(box, full))] = step.read(path, box)
+        on_box()
     return array
 
 

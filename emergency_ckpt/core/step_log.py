@@ -17,6 +17,7 @@ import msgspec
 
 from emergency_ckpt.core.limits import (
     MAX_INCARNATION_NUMBER,
+    MAX_INT,
     MAX_PROCESSES,
     MAX_STEP,
     MAX_VERSION,
@@ -265,7 +266,8 @@ def problem_of(table: Table) -> str:
 def _problem_of_entry(entry: Entry) -> str:
     is_bounded = 0 <= entry.step <= MAX_STEP and 0 <= entry.processes <= MAX_PROCESSES
     is_bounded = is_bounded and 0 <= entry.lives <= MAX_INCARNATION_NUMBER
-    if not is_bounded or entry.size_bytes < 0 or _DIGEST.fullmatch(entry.marker) is None:
+    is_bounded = is_bounded and 0 <= entry.size_bytes <= MAX_INT
+    if not is_bounded or _DIGEST.fullmatch(entry.marker) is None:
         return f"step {entry.step}: a number or digest is out of bounds"
     if NAME_PATTERN.fullmatch(entry.incarnation) is None:
         return f"step {entry.step}: its incarnation is not a plain name"

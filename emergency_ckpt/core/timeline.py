@@ -16,6 +16,7 @@ from collections.abc import Iterable
 import msgspec
 
 from emergency_ckpt.core.limits import MAX_INCARNATION_NUMBER, MAX_LIVES, MAX_STEP, NAME_PATTERN
+from emergency_ckpt.core.wording import short_text
 from emergency_ckpt.errors import CorruptData, RestoreFailed
 from emergency_ckpt.types import SaveId
 
@@ -240,11 +241,7 @@ def problem_of(timeline: Timeline) -> str:
 def check_save(save: SaveId) -> None:
     """Raise ``CorruptData`` unless the step and both names of ``save`` are in bounds."""
     if not 0 <= save.step <= MAX_STEP:
-        problem = "step out of bounds"
-        try:
-            actual = str(save.step)
-        except ValueError:  # beyond the interpreter's limit for printing
-            actual = "a number too long to print"
+        problem, actual = "step out of bounds", short_text(save.step)
     elif not NAME_PATTERN.fullmatch(save.run_id):
         problem, actual = "run id is not a plain name", save.run_id
     elif not NAME_PATTERN.fullmatch(save.incarnation):

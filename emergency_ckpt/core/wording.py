@@ -8,6 +8,7 @@ from emergency_ckpt.types import LOCAL, PERSISTENT
 
 TIER_WORDS = {LOCAL: "RAM", PERSISTENT: "storage"}
 """Names of the tiers in messages to users."""
+_SHORT_CHARS = 200
 
 
 def printable(text: str) -> str:
@@ -64,3 +65,11 @@ def few(items: Iterable[object], at_most: int = 4) -> str:
 def processes_text(processes: Collection[int], at_most: int = 8) -> str:
     """Return the word and the first processes, and the number of further ones."""
     return f"process{'es' if len(processes) > 1 else ''} {few(sorted(processes), at_most)}"
+
+
+def short_text(value: object) -> str:
+    """Return the beginning of a value that may come from a hostile file, for a message."""
+    try:
+        return str(value)[:_SHORT_CHARS]
+    except ValueError:  # an integer beyond the interpreter's limit for printing
+        return "a number too long to print"

@@ -7,6 +7,7 @@ of the file as read, and the only error is CorruptData with one reason.
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import TypeVar
@@ -14,17 +15,16 @@ from typing import TypeVar
 import msgspec
 
 from emergency_ckpt.core.digested_file import Versioned
+from emergency_ckpt.core.leaf_rules import check_box, check_crc, check_leaves, corrupt
 from emergency_ckpt.core.limits import (
-    MAX_DIMENSIONS,
     MAX_INT,
     MAX_LABEL_CHARS,
-    MAX_LEAVES,
     MAX_MANIFEST_BYTES,
-    MAX_PATH_CHARS,
     MAX_SHARDS,
 )
-from emergency_ckpt.core.shard_layout import DTYPE_ITEM_BYTES, Layout
+from emergency_ckpt.core.shard_layout import Layout, shard_nbytes
 from emergency_ckpt.core.timeline import check_save
+from emergency_ckpt.core.wording import short_text
 from emergency_ckpt.errors import CorruptData
 from emergency_ckpt.json_decoders import decoder_of
 from emergency_ckpt.types import (
@@ -38,7 +38,6 @@ from emergency_ckpt.types import (
 )
 
 FORMAT_VERSION = 1
-_MAX_CRC = 0xFFFFFFFF
 _T = TypeVar("_T")
 
 
@@ -190,11 +189,10 @@ def check_contents(contents: Contents) -> None:
 
 
 def _check_leaves(leaves: Sequence[LeafSpec]) -> None:
-    _check(len(leaves) <= MAX_LEAVES, "too many leaves", len(leaves))
-    previous_path: str | None = None
-    for spec in leaves:
-        _check_leaf(spec, previous_path)
-        previous_path = spec.path
+    check_leaves(leaves, "manifest")
+    for before, after in itertools.pairwise(leaves):
+        if before.path >= after.path:
+            raise _corrupt("leaves are not sorted by path", None, after.path)
 
 
 def _check_shards(leaves: Sequence[LeafSpec], shards: Sequence[ShardEntry]) -> None:
@@ -217,39 +215,16 @@ def end_of(contents: Contents) -> int:
     return contents.shards[-1].offset + contents.shards[-1].nbytes if contents.shards else 0
 
 
-def _check_leaf(spec: LeafSpec, previous_path: str | None) -> None:
-    shape, impl = spec.global_shape, spec.key_impl
-    if len(spec.path) > MAX_PATH_CHARS:
-        raise _corrupt("leaf path too long", MAX_PATH_CHARS, len(spec.path))
-    if previous_path is not None and previous_path >= spec.path:
-        raise _corrupt("leaves are not sorted by path", None, spec.path)
-    if spec.dtype not in DTYPE_ITEM_BYTES:
-        raise _corrupt("unknown dtype", None, spec.dtype)
-    if len(shape) > MAX_DIMENSIONS:
-        raise _corrupt("too many dimensions", MAX_DIMENSIONS, len(shape))
-    if shape and not (min(shape) >= 0 and max(shape) <= MAX_INT):
-        raise _corrupt("dimension out of bounds", None, shape)
-    if impl is not None and len(impl) > MAX_LABEL_CHARS:
-        raise _corrupt("key_impl too long", MAX_LABEL_CHARS, len(impl))
-
-
 def _check_shard(spec: LeafSpec, entry: ShardEntry, end: int) -> None:
-    if len(entry.box) != len(spec.global_shape):
-        raise _corrupt("box of another rank", len(spec.global_shape), len(entry.box))
-    elements = 1
-    for (start, stop), dim in zip(entry.box, spec.global_shape, strict=True):
-        if not 0 <= start <= stop <= dim:
-            raise _corrupt("box is not inside the global shape", spec.global_shape, entry.box)
-        elements *= stop - start
-    expected = elements * DTYPE_ITEM_BYTES[spec.dtype]
+    check_box(spec, entry.box, "manifest")
+    expected = shard_nbytes(spec, entry.box)
     if entry.nbytes != expected or expected > MAX_INT:
         raise _corrupt("length does not fit the box", expected, entry.nbytes)
     if entry.offset % SHARD_ALIGNMENT_BYTES:
         raise _corrupt("offset is not aligned", None, entry.offset)
     if not end <= entry.offset <= MAX_INT:
         raise _corrupt("shard overlaps another", f"an offset from {end}", entry.offset)
-    if not 0 <= entry.crc32c <= _MAX_CRC:
-        raise _corrupt("CRC32C out of bounds", None, entry.crc32c)
+    check_crc(entry.crc32c, "manifest")
 
 
 def _check_writer(writer: Writer) -> None:
@@ -273,22 +248,13 @@ def _decode(data: bytes, type_: type[_T]) -> _T:
     try:
         return decoder_of(type_).decode(data)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise CorruptData("decode", "manifest", f"not a manifest: {_brief(error)}") from error
+        raise CorruptData("decode", "manifest", f"not a manifest: {short_text(error)}") from error
 
 
 def _check(condition: object, problem: str, actual: object) -> None:
     if not condition:
-        raise CorruptData("decode", "manifest", problem, actual=_brief(actual))
+        raise CorruptData("decode", "manifest", problem, actual=short_text(actual))
 
 
 def _corrupt(problem: str, expected: object, actual: object) -> CorruptData:
-    expected = None if expected is None else _brief(expected)
-    return CorruptData("decode", "manifest", problem, expected=expected, actual=_brief(actual))
-
-
-def _brief(value: object) -> str:
-    # Values may come from a hostile file: an error message stays short.
-    try:
-        return str(value)[:200]
-    except ValueError:  # an integer beyond the interpreter's limit for printing
-        return "a number too long to print"
+    return corrupt("manifest", problem, expected, actual)

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 import msgspec
 from absl import logging
 
+from emergency_ckpt.core.limits import MAX_INT
 from emergency_ckpt.core.restore.inventory import PersistentStep
 from emergency_ckpt.core.step_log import Entry
 from emergency_ckpt.core.step_names import COMMITTED, MANIFEST, STEP_METADATA, is_item_name
@@ -502,5 +503,6 @@ def _incarnation_of(metadata: bytes | None) -> object:
 
 
 def _committed_ns(metadata: bytes | None) -> int:
+    """Return the time of the commit; 0 for a number that is no time, which anybody may write."""
     commit_ns = fields_of(metadata).get("commit_timestamp_nsecs")
-    return commit_ns if isinstance(commit_ns, int) else 0
+    return commit_ns if isinstance(commit_ns, int) and 0 <= commit_ns <= MAX_INT else 0

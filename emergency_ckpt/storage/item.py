@@ -303,15 +303,16 @@ def late_items(
     step: StepReader,
     like: Mapping[str, epath.Path | None],
     structure_of: Callable[[epath.Path], Any],
+    on_box: Callable[[], object],
 ) -> dict[str, Any]:
     """Return a step's state by Orbax's items, as ``StepWriter`` takes it, structured as ``like``.
 
     A step has the paths of leaves alone, so ``like`` gives the structure of each item, which
     ``structure_of`` reads. An item with other leaves, or without a folder, is made of dicts. Where
     leaves are in no item of ``like``, the whole state is one item ``state`` made of dicts. Items
-    without leaves are left out, as Orbax does.
+    without leaves are left out, as Orbax does. ``on_box``: is called whenever a box was read.
     """
-    values = {path: _late_array(step, path) for path in step.leaves}
+    values = {path: _late_array(step, path, on_box) for path in step.leaves}
     parts = leaves_by_item(like, values)
     if not like or sum(map(len, parts.values())) < len(values):
         return {ITEM: tree_of(values)}
@@ -322,7 +323,7 @@ def late_items(
     return {name: tree for name, tree in items.items() if not ocp.utils.is_empty_node(tree)}
 
 
-def _late_array(step: StepReader, path: str) -> ItemArray | None:
+def _late_array(step: StepReader, path: str, on_box: Callable[[], object]) -> ItemArray | None:
     """Return an array that is read when it is written; None for a leaf without elements."""
     leaf = step.leaves[path]
     shape = leaf.global_shape
@@ -331,7 +332,7 @@ def _late_array(step: StepReader, path: str) -> ItemArray | None:
     dtype = _stored_dtype(leaf)
 
     def load() -> npt.NDArray[Any]:
-        return read_leaf(step, path).view(dtype)
+        return read_leaf(step, path, on_box).view(dtype)
 
     part = shape
     boxes = step.boxes(path) if leaf_bytes(leaf) >= _CHUNKED_BYTES else ()

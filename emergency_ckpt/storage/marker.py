@@ -9,6 +9,7 @@ from typing import TypeVar
 import msgspec
 
 from emergency_ckpt.core.digested_file import DigestedFile, Versioned
+from emergency_ckpt.core.leaf_rules import check_box, check_crc, check_leaves, check_state_size
 from emergency_ckpt.core.limits import MAX_ITEMS, MAX_MARKER_BYTES
 from emergency_ckpt.core.step_names import is_item_name, leaves_by_item
 from emergency_ckpt.core.timeline import check_save
@@ -103,8 +104,11 @@ def decode_checksums(data: bytes, marker: StepMarker, target: str) -> dict[Shard
     if decode_file(data, Versioned, target).format != CHECKSUMS_VERSION:
         raise CorruptData("decode", target, "unknown version", expected=CHECKSUMS_VERSION)
     decoded = decode_file(data, Checksums, target)
-    if not all(0 <= box.leaf < len(marker.leaves) for box in decoded.boxes):
-        raise CorruptData("decode", target, "it names a leaf that does not exist")
+    for entry in decoded.boxes:
+        if not 0 <= entry.leaf < len(marker.leaves):
+            raise CorruptData("decode", target, "it names a leaf that does not exist")
+        check_box(marker.leaves[entry.leaf], entry.box, target)
+        check_crc(entry.crc32c, target)
     return {ShardId(marker.leaves[box.leaf].path, box.box): box.crc32c for box in decoded.boxes}
 
 
@@ -143,6 +147,8 @@ def check_marker(data: bytes, step: int, target: str) -> StepMarker:
     is_consistent = marker.save.step == step and len(marker.empty) == len(marker.digests)
     if not is_consistent or not _has_valid_items(marker):
         raise CorruptData("decode", target, "the marker contradicts itself")
+    check_leaves(marker.leaves, target)
+    check_state_size(marker.leaves, target)
     return marker
 
 

@@ -13,6 +13,7 @@ import contextlib
 import functools
 import hashlib
 import importlib
+import math
 import time
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -29,6 +30,7 @@ from emergency_ckpt.core.restore.inventory import HeldHostState
 from emergency_ckpt.core.restore.storage_read import StoredArray
 from emergency_ckpt.core.save.snapshot_plan import Buffers
 from emergency_ckpt.core.shard_layout import DTYPE_ITEM_BYTES, state_size_bytes
+from emergency_ckpt.core.stall import TimeLimits
 from emergency_ckpt.core.step_log import Entry
 from emergency_ckpt.core.step_names import METRICS, leaves_by_item
 from emergency_ckpt.core.timeline import Timeline
@@ -192,25 +194,43 @@ class PersistentTier:
             raise CorruptData("find", f"{self.directory}/{step.step}", step.problem)
         return StoredStepReader(self, stored_step)
 
-    def publish(self, step: StepReader, life: str, chain: Timeline | None = None) -> None:
+    def publish(
+        self,
+        step: StepReader,
+        life: str,
+        chain: Timeline | None = None,
+        progress: WorkProgress | None = None,
+    ) -> None:
         """Write a step of another tier as a save of ``life`` does, unless storage has that save.
 
         Host states are read before any change. Each array is read when the array is written, so a
         state needs no second copy in memory. A former writer that this process has replaced may
         still clear and claim the step's place, once each: a disturbed write is repeated.
+
+        ``progress``: with its clock entered; counts what is read and written, and extends the
+        deadline. None: the write has an end when nothing has moved for the time of one call.
         """
+        if progress is None:
+            progress = WorkProgress(TimeLimits(self.storage.timeout_s, math.inf))
+            with progress.clock:
+                return self.publish(step, life, chain, progress)
         documents = step.host_states()
         for _ in range(_MOST_DISTURBANCES):
             try:
-                return self._publish(step, documents, life, chain)
+                return self._publish(step, documents, life, chain, progress)
             except PersistentTierError as error:
                 if error.retryable or isinstance(error, DirectoryInUse):
                     raise
                 self._own_writer().check()
-        return self._publish(step, documents, life, chain)
+        return self._publish(step, documents, life, chain, progress)
 
     def _publish(
-        self, step: StepReader, documents: Mapping[int, bytes], life: str, chain: Timeline | None
+        self,
+        step: StepReader,
+        documents: Mapping[int, bytes],
+        life: str,
+        chain: Timeline | None,
+        progress: WorkProgress,
     ) -> None:
         from emergency_ckpt.storage.item import late_items  # noqa: PLC0415
 
@@ -226,14 +246,15 @@ class PersistentTier:
         like = self._newest_items()
         if orbax.items and set(like) != set(orbax.items):
             like = dict.fromkeys(orbax.items)
-        states = late_items(step, like, self._structure_of)
+        states = late_items(step, like, self._structure_of, progress.touch)
         orbax = msgspec.structs.replace(orbax, items=tuple(states))
 
         def meet(name: str) -> None:
             if name == WRITTEN:
                 writer.check()  # a newer life may have cleared the files beside the tensors
 
-        self._write_items(save, states, (0,), meet, "", orbax)
+        progress.begin("tensors", state_size_bytes(step.leaves.values()))
+        self._write_items(save, states, (0,), meet, "", orbax, progress)
         writer.check()
         crcs = {
             ShardId(path, box): crc for path in step.leaves for box, crc in step.crcs(path).items()

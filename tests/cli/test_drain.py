@@ -6,6 +6,9 @@ import json
 import os
 import shutil
 import signal
+import threading
+import time
+from collections.abc import Callable
 
 import pytest
 from damage import flip
@@ -16,7 +19,10 @@ from places import JOBS
 from programs import ended
 from world import save_all
 
+from emergency_ckpt.ram.step_reader import RamStep
 from emergency_ckpt.run_secret import SECRET_VARIABLE, generate_secret
+from emergency_ckpt.tier import Array
+from emergency_ckpt.types import Box
 
 
 def test_drain_then_all_ram_lost_restores_that_step(drains: Drains) -> None:
@@ -190,6 +196,53 @@ def test_drain_of_a_run_with_a_secret_saves_the_step(
     monkeypatch.setenv(SECRET_VARIABLE, generate_secret().decode())
     drains.save(3)
     assert drains.drain()[0] == 0
+    assert drains.restored_from_storage() == (3, 30)
+
+
+LIMIT_S, PAUSE_S = 4.0, 1.0
+"""The limit of a write, and a pause of its reads, which last longer than the limit all together."""
+
+
+def pause_before_each_write(monkeypatch: pytest.MonkeyPatch, pause: Callable[[], object]) -> None:
+    """Call ``pause`` when a box is read once more, after the check of all."""
+    read, checked = RamStep.read, set[tuple[str, Box]]()
+
+    def paused(step: RamStep, path: str, box: Box) -> Array:
+        if (path, box) in checked:
+            pause()
+        checked.add((path, box))
+        return read(step, path, box)
+
+    monkeypatch.setattr(RamStep, "read", paused)
+
+
+def test_drain_whose_bytes_move_all_the_time_is_not_given_up(
+    drains: Drains, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drains.save(3)
+    pauses: list[None] = []
+
+    def pause() -> None:
+        pauses.append(time.sleep(PAUSE_S))
+
+    pause_before_each_write(monkeypatch, pause)
+    code, outcome = drains.drain("--write-timeout", str(LIMIT_S))
+    assert (code, outcome["step"], outcome["is_written"]) == (0, 3, True)
+    assert len(pauses) * PAUSE_S > LIMIT_S
+    assert drains.restored_from_storage() == (3, 30)
+
+
+def test_drain_in_which_nothing_moves_has_an_end(
+    drains: Drains, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drains.save(3)
+    released = threading.Event()
+    with monkeypatch.context() as patch:
+        pause_before_each_write(patch, released.wait)
+        code, message = drains.refused("--write-timeout", "1")
+        released.set()
+    assert (code, "nothing has moved for" in message) == (1, True), message
+    assert drains.drain()[1]["is_written"]
     assert drains.restored_from_storage() == (3, 30)
 
 

@@ -1,9 +1,10 @@
-"""A peer of ``eckpt drain`` is killed between two shards."""
+"""A peer of ``eckpt drain`` is killed between two shards, or slow."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from emergency_ckpt.transfer import TransferClient
 OLDER, NEWER = 4, 5
 FETCHES = 4
 """Two quarters are fetched to be checked, and once more to be written."""
+LIMIT_S, PAUSE_S, PIECES = 4.0, 1.0, 6
 
 
 class Hosts:
@@ -47,10 +49,10 @@ def hosts(ramdisk: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hosts]:
 
 
 def drained(
-    hosts: Hosts, directory: Path, address: str, capsys: pytest.CaptureFixture[str]
+    hosts: Hosts, directory: Path, address: str, capsys: pytest.CaptureFixture[str], *more: str
 ) -> dict[str, Any]:
     words = ["--dir", str(directory), "--local-dir", str(hosts.own), "--run-id", RUN_ID]
-    assert eckpt_here("drain", "--json", *words, "--peers", address) == 0
+    assert eckpt_here("drain", "--json", *words, "--peers", address, *more) == 0
     with ocp.CheckpointManager(directory) as manager:
         stored = manager.restore(None, args=ocp.args.Composite(state=ocp.args.StandardRestore()))
     assert stored.state["w"].tobytes() == W.tobytes()
@@ -82,3 +84,32 @@ def test_drain_whose_peer_is_killed_writes_the_step_before(
     _, address = hosts.serve()
     found = drained(hosts, tmp_path / "dir", address, capsys)
     assert (found["step"], found["is_written"], found["notes"]) == (NEWER, True, [])
+
+
+def test_drain_from_a_peer_that_is_slow_is_not_given_up(
+    hosts: Hosts,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """One shard takes longer than the limit of the write, and its bytes come all the time."""
+    _, address = hosts.serve()
+    fetch, left = TransferClient.fetch_shards, iter(range(FETCHES - 1))
+
+    def fetch_slowly(
+        client: TransferClient,
+        *what: Any,
+        deadline_s: float,
+        on_bytes: Callable[[int], object] = str,
+    ) -> Any:
+        if next(left, None) is None:
+            for _ in range(PIECES):
+                time.sleep(PAUSE_S)
+                on_bytes(1)
+            deadline_s -= PIECES * PAUSE_S
+        return fetch(client, *what, deadline_s=deadline_s)
+
+    monkeypatch.setattr(TransferClient, "fetch_shards", fetch_slowly)
+    assert PIECES * PAUSE_S > LIMIT_S
+    outcome = drained(hosts, tmp_path / "dir", address, capsys, "--write-timeout", str(LIMIT_S))
+    assert (outcome["step"], outcome["is_written"], outcome["notes"]) == (NEWER, True, [])

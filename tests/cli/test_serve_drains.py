@@ -6,7 +6,8 @@ import argparse
 import signal
 import socket
 import subprocess
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from quarters import save_quarters
 from tiers_support import RUN_ID, open_tier
 from transfer_support import fail_to_resolve
 
-from emergency_ckpt.background import SignalFlag
+from emergency_ckpt.background import SignalFlag, run_in_thread
 from emergency_ckpt.run_secret import generate_secret
 from emergency_ckpt.tools.cli.main import parse
 from emergency_ckpt.tools.draining.last import LastDrain
@@ -27,6 +28,8 @@ from emergency_ckpt.transfer import TransferClient, TransferServer
 
 LONG_S = 240.0
 AFTER_S = 10.0
+HELD_S = 60.0
+"""For so long a name is looked up, unless the test lets go of it."""
 HOSTS = 3
 Servers = list[Program]
 Start = Callable[..., Servers]
@@ -93,7 +96,8 @@ def test_servers_that_stop_beside_a_job_drain_nothing(
     (ramdisk / "trainer").mkdir(mode=0o700)
     holdings = ReadOnlyRamdisk(ramdisk / "trainer", RUN_ID)
     with TransferServer(holdings, run_id=RUN_ID, secret=secret) as trainer:
-        servers = start("--drain-at-stop", "0.1", trainers=trainer.address)
+        # As long as the trainer may take to answer.
+        servers = start("--drain-at-stop", "5", trainers=trainer.address)
         servers[0].send_signal(signal.SIGTERM)
         (output,) = ends(servers[:1])
     holdings.close()
@@ -142,9 +146,12 @@ def client(secret: bytes) -> Iterator[TransferClient]:
         yield client
 
 
-def serve_options(root: Path, ramdisk: Path, trainers: str) -> argparse.Namespace:
+def serve_options(
+    root: Path, ramdisk: Path, trainers: str, peers: Sequence[str] = ()
+) -> argparse.Namespace:
     words = ["serve", "--local-dir", ramdisk, "--run-id", RUN_ID, "--secret-file", root / "secret"]
     words += ["--drain-to", root / "dir", "--drain-after", AFTER_S, "--trainers", trainers]
+    words += ["--peers", ",".join(peers)] if peers else []
     args = parse([*map(str, words)])
     assert args is not None
     return args
@@ -154,7 +161,7 @@ def drained_once(root: Path, ramdisk: Path, client: TransferClient, port: int) -
     """A server beside no trainer, which has drained step 5; other trainers are at ``port``."""
     save_quarters(ramdisk / "0", {0: [0, 1, 2, 3]}, step=5)
     args = serve_options(root, ramdisk / "0", f"127.0.0.1:{port}")
-    last = LastDrain(args, "127.0.0.1:1", client, SignalFlag())
+    last = LastDrain(args, "127.0.0.1:1", client, SignalFlag(), SignalFlag())
     last.poll(0, AFTER_S)
     last.poll(AFTER_S, AFTER_S)
     assert marker(root).exists()
@@ -197,7 +204,7 @@ def test_poll_drains_nothing_while_names_are_unknown(
 ) -> None:
     save_quarters(ramdisk, {0: [0, 1, 2, 3]})
     args = serve_options(tmp_path, ramdisk, "train:7411")
-    last = LastDrain(args, "127.0.0.1:1", client, SignalFlag())
+    last = LastDrain(args, "127.0.0.1:1", client, SignalFlag(), SignalFlag())
     last.poll(0, AFTER_S)
     with monkeypatch.context() as patch:
         fail_to_resolve(patch, socket.EAI_AGAIN)
@@ -214,8 +221,62 @@ def test_end_of_a_host_drains_where_names_stay_unknown(
     save_quarters(ramdisk, {0: [0, 1, 2, 3]})
     args = serve_options(tmp_path, ramdisk, "train:7411")
     fail_to_resolve(monkeypatch, socket.EAI_AGAIN)
-    LastDrain(args, "127.0.0.1:1", client, SignalFlag()).at_end(0.1)
+    LastDrain(args, "127.0.0.1:1", client, SignalFlag(), SignalFlag()).at_end(0.1)
     assert marker(tmp_path).exists()
+
+
+def test_end_of_a_host_drains_beside_a_resolver_that_hangs(
+    tmp_path: Path, ramdisk: Path, client: TransferClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_quarters(ramdisk, {0: [0, 1, 2, 3]})
+    args = serve_options(tmp_path, ramdisk, "train:7411")
+    released, answers = threading.Event(), list[str]()
+
+    def hang(*_: object, **__: object) -> None:
+        released.wait(HELD_S)
+        released.set()  # later calls are answered at once
+        answers.append("nobody has this name")
+        raise socket.gaierror(socket.EAI_NONAME, "as a test says")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(socket, "getaddrinfo", hang)
+        LastDrain(args, "127.0.0.1:1", client, SignalFlag(), SignalFlag()).at_end(0.1)
+        assert (marker(tmp_path).exists(), answers) == (True, [])
+        released.set()
+
+
+def test_poll_asks_all_peers_at_once_until_told_to_stop(
+    tmp_path: Path, ramdisk: Path, client: TransferClient
+) -> None:
+    save_quarters(ramdisk, {0: [0, 1, 2, 3]})
+    stopping, connected = SignalFlag(), list[socket.socket]()
+    with ExitStack() as opened:
+        silent = [opened.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(3)]
+
+        def stop_once_all_are_asked() -> None:
+            connected.extend(opened.enter_context(each.accept()[0]) for each in silent)
+            stopping.set()
+
+        peers = [f"127.0.0.1:{each.getsockname()[1]}" for each in silent]
+        args = serve_options(tmp_path, ramdisk, "127.0.0.1:9", peers)
+        last = LastDrain(args, "127.0.0.9:1", client, stopping, SignalFlag())
+        last.poll(0, AFTER_S)
+        asked = run_in_thread("stop", stop_once_all_are_asked)
+        last.poll(AFTER_S, AFTER_S)
+        asked.result()
+        assert [has_ended(each) for each in connected] == [False] * 3
+    assert not (tmp_path / "dir").exists()
+
+
+def has_ended(connection: socket.socket) -> bool:
+    """Return whether the other side has closed a connection, which waits for an answer else."""
+    connection.setblocking(False)
+    try:
+        while connection.recv(1 << 16):
+            pass
+    except BlockingIOError:
+        return False
+    return True
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 from faults import storage_fails
+from forgery import write_sealed
+from looks import eckpt
 from persistent_steps import INSPECTED_AT_ONCE, complete_steps, fill
 from world import STORAGE, World, finish, logged, restored, save, save_all
 
@@ -370,3 +372,51 @@ def test_step_whose_metadata_are_junk_goes_with_older_ones(saved: World, junk: b
     assert sorted(each.name for each in saved.persistent.glob("[0-9]*")) == ["10", "8"]
     saved.lose_ram()
     assert restored(saved) == 10
+
+
+def test_save_beside_a_commit_time_beyond_all_numbers_succeeds(world: World) -> None:
+    """Another program wrote that step and its time, before the first save of the run."""
+    _described_by(world.persistent, 5, 10**309)
+    listed = eckpt("ls", "--dir", world.persistent)
+    assert (listed.returncode, listed.stderr) == (0, ""), listed
+    with world.open_both(**STORAGE) as ckpt:
+        save_all(ckpt, world, 6)
+    world.lose_ram()
+    assert restored(world) == 6
+
+
+def _described_by(directory: Path, number: int, commit_ns: int) -> None:
+    """A step of plain Orbax with one item, committed at ``commit_ns``."""
+    folder = directory / str(number)
+    (folder / "default").mkdir(parents=True)
+    (folder / "default" / "_METADATA").write_text("{}")
+    metadata = {"item_handlers": {"default": "x"}, "commit_timestamp_nsecs": commit_ns}
+    (folder / "_CHECKPOINT_METADATA").write_text(json.dumps(metadata))
+
+
+_STRANGE_LEAVES: dict[str, dict[str, Any]] = {
+    "unknown dtype": {"dtype": "float31"},
+    "dimension below 0": {"global_shape": [8, -4]},
+    "dimension of a thousand digits": {"global_shape": [8, 10**1000]},
+    "more bytes than any file has": {"global_shape": [1 << 40, 1 << 40]},
+}
+
+
+@pytest.mark.parametrize("kind", _STRANGE_LEAVES)
+def test_marker_of_a_strange_leaf_is_named_by_each_look(saved: World, kind: str) -> None:
+    """All else of the marker is right, and the tensors are those that it names."""
+    shutil.copytree(saved.persistent / str(REAL), saved.persistent / "100")
+    documents = saved.persistent / "host_state"
+    shutil.copytree(documents / str(REAL), documents / "100")
+    marker = json.loads((documents / "100" / "marker.json").read_bytes())["marker"]
+    marker["save"]["step"] = 100
+    write_sealed(documents / "100" / "marker.json", "marker", marker)
+    place = ("--dir", saved.persistent)
+    assert eckpt("ls", "100", *place).returncode == 0
+    (leaf,) = (leaf for leaf in marker["leaves"] if leaf["path"] == "w")
+    leaf.update(_STRANGE_LEAVES[kind])
+    write_sealed(documents / "100" / "marker.json", "marker", marker)
+    for words in (["ls", "100"], ["ls", "100", "--json"], ["ls"], ["ls", "--json"]):
+        done = eckpt(*words, *place)
+        assert (done.returncode, "marker.json" in done.stdout) == (1, True), done
+    assert restored(saved) == REAL

@@ -34,6 +34,7 @@ from emergency_ckpt.storage.marker import (
     TensorsId,
     build_marker,
     check_marker,
+    decode_checksums,
     encode_checksums,
 )
 from emergency_ckpt.types import LeafSpec, OrbaxStep, SaveId, ShardId
@@ -578,3 +579,36 @@ def test_marker_with_items_that_cannot_be_is_damaged(items: tuple[str, ...]) -> 
     data = build_marker(save, {}, leaves, checksums, EXAMPLE_TENSORS, items=items)
     with pytest.raises(CorruptData, match="contradicts itself"):
         check_marker(data, 40, "marker.json")
+
+
+@pytest.mark.parametrize(
+    "leaf",
+    [
+        LeafSpec("w", "float31", ()),
+        LeafSpec("w", "float32", (-1,)),
+        LeafSpec("w", "float32", (2**63,)),
+        LeafSpec("w", "float32", (1,) * 33),
+        LeafSpec("w", "float32", (2**61,)),
+        LeafSpec("w", "uint32", (), "x" * 256),
+        LeafSpec("w" * 4097, "float32", ()),
+    ],
+)
+def test_marker_with_a_leaf_that_cannot_be_is_damaged(leaf: LeafSpec) -> None:
+    save = SaveId(step=40, incarnation=EXAMPLE_LIFE, run_id="demo")
+    data = build_marker(save, {}, [leaf], encode_checksums([], {}), EXAMPLE_TENSORS)
+    with pytest.raises(CorruptData):
+        check_marker(data, 40, "marker.json")
+
+
+@pytest.mark.parametrize(
+    ("box", "crc"), [(((0, 5),), 1), (((-1, 2),), 1), ((), 1), (((0, 4),), -1), (((0, 4),), 2**32)]
+)
+def test_checksums_of_a_box_that_cannot_be_are_damaged(
+    box: tuple[tuple[int, int], ...], crc: int
+) -> None:
+    leaves = [LeafSpec("w", "float32", (4,))]
+    checksums = encode_checksums(leaves, {ShardId("w", box): crc})
+    save = SaveId(step=40, incarnation=EXAMPLE_LIFE, run_id="demo")
+    data = build_marker(save, {}, leaves, checksums, EXAMPLE_TENSORS)
+    with pytest.raises(CorruptData):
+        decode_checksums(checksums, check_marker(data, 40, "marker.json"), "checksums.json")

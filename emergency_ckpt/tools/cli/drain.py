@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=seconds,
         default=1800.0,
         metavar="SECONDS",
-        help="maximum time of one stage of the write",
+        help="give up a write in which nothing has moved for so long",
     )
 
 

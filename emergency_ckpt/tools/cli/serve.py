@@ -163,7 +163,7 @@ def _serve_and_drain(
     hurrying: SignalFlag,
 ) -> None:
     with TransferClient(run_id=args.run_id, secret=secret) as client:
-        last = LastDrain(args, own, client, hurrying)
+        last = LastDrain(args, own, client, stopping, hurrying)
         if args.drain_after is None:
             _stopped(stopping, holdings)
         else:

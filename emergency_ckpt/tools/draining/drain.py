@@ -21,8 +21,9 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from emergency_ckpt.config import run_id_of
+from emergency_ckpt.config import Config, run_id_of
 from emergency_ckpt.core.restore.inventory import PersistentStep, newest_timeline
+from emergency_ckpt.core.stall import TimeLimits
 from emergency_ckpt.core.timeline import life_of
 from emergency_ckpt.errors import (
     CorruptData,
@@ -41,6 +42,7 @@ from emergency_ckpt.tools.survey.ramdisk import ram_parts
 from emergency_ckpt.tools.survey.survey import Survey, take_survey, with_folders
 from emergency_ckpt.transfer.pool import each_address
 from emergency_ckpt.types import LOCAL, Box, SaveId
+from emergency_ckpt.work_progress import WorkProgress
 
 Progress = Callable[[int], None]
 Shown = Callable[[str, int], Progress]
@@ -93,15 +95,14 @@ class _DrainedStep(RamStep):
         self.is_checked = True
 
 
-def drain(
-    places: Places, shown: Shown, write_timeout_s: float, peers: Sequence[str] = ()
-) -> Drained:
+def drain(places: Places, shown: Shown, stall_s: float, peers: Sequence[str] = ()) -> Drained:
     """Write the newest whole step of the ramdisks and peers into ``places.directory``. Blocks.
 
     ConfigError, DirectoryInUse when another run saves there, LocalTierError while the job runs,
     PersistentTierError, CorruptData of a record in storage.
 
     Args:
+      stall_s: longest time in which nothing of the write moves, and of one call to storage.
       peers: addresses of ``eckpt serve`` on other hosts, or names that stand for several.
     """
     survey = take_survey(dataclasses.replace(places, directory=""))
@@ -114,7 +115,7 @@ def drain(
             step, folder, reason = (event.fields[field] for field in ("step", "kept_as", "reason"))
             notes.append(f"step {step} is kept as {folder}: {reason}")
 
-    tier = places.storage(write_timeout_s)
+    tier = places.storage(stall_s)
     tier.create()
     tier.writer = writer = DirectoryWriter(
         tier.storage,
@@ -125,16 +126,18 @@ def drain(
         emit=EventSink(note_hidden, process_index=0).emit,
     )
     writer.find()
+    progress = WorkProgress(TimeLimits(stall_s, max(stall_s, Config.total_timeout_s)))
     with contextlib.ExitStack() as stack:
+        stack.enter_context(progress.clock)
         if peers:
             addresses = (address for name in peers for address in each_address(name))
             others = stack.enter_context(
-                peer_ram(survey, run_id, addresses, write_timeout_s, "eckpt drain")
+                peer_ram(survey, run_id, addresses, "eckpt drain", progress)
             )
             _refuse_running(others, run_id)
             survey = with_folders(survey, others.folders)
             notes += [f"{fault.where}: {fault.problem}" for fault in others.faults]
-        work = _Drain(survey, run_id, tier, writer, notes)
+        work = _Drain(survey, run_id, tier, writer, notes, progress)
         return work.inspect() or work.run(shown)
 
 
@@ -172,12 +175,14 @@ class _Drain:
         tier: PersistentTier,
         writer: DirectoryWriter,
         notes: list[str],
+        progress: WorkProgress,
     ) -> None:
         """``notes``: of the outcome, to which the directory's writer adds as well."""
         self._survey = survey
         self._run_id = run_id
         self._tier = tier
         self._writer = writer
+        self._progress = progress
         self._inventory = survey.inventory(run_id)
         self._notes = notes
         notes += [f"{fault.where}: {fault.problem}" for fault in survey.faults]
@@ -237,7 +242,8 @@ class _Drain:
             return str(error)
         try:
             step.progress = shown(f"write step {surveyed.step}", total_bytes)
-            self._tier.publish(step, self._life(surveyed.incarnation), self._timeline)
+            life = self._life(surveyed.incarnation)
+            self._tier.publish(step, life, self._timeline, self._progress)
         except _LostMeanwhile as error:
             return str(error)
         self._notes += step.notes

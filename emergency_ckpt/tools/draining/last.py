@@ -14,11 +14,14 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import math
 import subprocess
 import sys
-from collections.abc import Collection, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import Literal
+import threading
+import time
+from collections.abc import Callable, Collection, Generator, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
+from typing import Literal, TypeVar
 
 from emergency_ckpt.background import SignalFlag
 from emergency_ckpt.core.wording import printable
@@ -28,8 +31,11 @@ from emergency_ckpt.transfer.client import TransferClient
 from emergency_ckpt.transfer.pool import NotConnected, numeric_addresses
 
 Turn = Literal["drain", "wait", "leave"]
+_T = TypeVar("_T")
 
 _ANSWER_S = 5.0
+_NAMES_S = 60.0
+"""For so long the end of a host waits for the addresses of those that serve its drain."""
 _ASK_EVERY_S = 2.0
 _LOOK_EVERY_S = 0.5
 _THREADS = 32
@@ -68,15 +74,22 @@ class LastDrain:
     Args:
       args: the options of ``eckpt serve``.
       own: the address at which this host's server answers its peers.
+      stopping: ends the looks of ``poll`` when it is set.
       hurrying: ends a drain, and the wait for one, when it is set.
     """
 
     def __init__(
-        self, args: argparse.Namespace, own: str, client: TransferClient, hurrying: SignalFlag
+        self,
+        args: argparse.Namespace,
+        own: str,
+        client: TransferClient,
+        stopping: SignalFlag,
+        hurrying: SignalFlag,
     ) -> None:
         self._args = args
         self._own = own
         self._client = client
+        self._stopping = stopping
         self._hurrying = hurrying
         self._idle_since_s: float | None = None
         self._looked_s = 0.0
@@ -87,7 +100,8 @@ class LastDrain:
 
         The trainers of other hosts are asked more often, also after a drain: a trainer that answers
         shows that the job is back, and the end of that job is drained again. Blocks while peers are
-        asked, and while RAM is drained. LocalTierError, OSError when the ramdisk cannot be read.
+        asked, unless the server is told to stop, and while RAM is drained. LocalTierError, OSError
+        when the ramdisk cannot be read.
         """
         if self._runs_here():
             self._idle_since_s, self._is_drained = None, False
@@ -98,42 +112,49 @@ class LastDrain:
         if not is_due and now_s - self._looked_s < after_s / _LOOKS:
             return
         self._looked_s = now_s
-        runs = self._runs_elsewhere()
+        runs = self._runs_elsewhere(math.inf, self._stopping)
         if runs:
             self._is_drained = False
             self._idle_since_s = now_s
         if runs or not is_due:
             return
         self._idle_since_s = now_s  # whatever the outcome, the next attempt is that much later
-        peers = self._peers()
+        peers = _result(self._peers, math.inf, self._stopping)
+        is_below = runs is not None and peers is not None and self._is_below(peers)
+        if self._stopping.is_set():
+            return  # nobody may have answered yet
         if runs is None or peers is None:
             _say("a name of the job cannot be resolved now: the next look is later")
-        elif not self._is_below(peers):
+        elif not is_below:
             self._is_drained = self._drain(peers)
 
     def at_end(self, trainers_end_s: float) -> None:
         """Drain, or serve the servers that drain, until all is done or there is no time. Blocks.
 
         When processes of the job still answer elsewhere after ``trainers_end_s`` seconds, the job
-        goes on without this host, and there is nothing to drain. Where their names cannot be
-        resolved for so long, RAM is drained: that harms no job.
+        goes on without this host, and there is nothing to drain. Where nobody knows that after so
+        long, as when the resolver gives no answer, RAM is drained: that harms no job.
         """
-        left_s = trainers_end_s
-        while (runs := self._runs_elsewhere()) is not False:
-            if left_s <= 0 or self._hurrying.wait(_ASK_EVERY_S):
+        end_s = time.monotonic() + trainers_end_s
+        while (runs := self._runs_elsewhere(end_s, self._hurrying)) is not False:
+            # The last look begins in time for the answer of a process that is there.
+            left_s = end_s - time.monotonic() - _ASK_EVERY_S
+            if left_s <= 0 or self._hurrying.wait(min(left_s, _ASK_EVERY_S)):
                 break
-            left_s -= _ASK_EVERY_S
         if runs:
             _say("the job runs on other hosts: nothing is drained")
             return
-        peers = self._peers() or []
-        candidates = candidates_of(self._own, self._answering(peers))
+        peers = _result(self._peers, time.monotonic() + _NAMES_S, self._hurrying) or []
+        candidates = candidates_of(self._own, self._all_answering(peers))
         others = [address for address in candidates if address != self._own]
-        while (turn := turn_at_the_end(self._own, candidates, self._answering(others))) == "wait":
+        while (turn := self._turn(candidates, others)) == "wait":
             if self._hurrying.wait(_ASK_EVERY_S):
                 return
         if turn == "drain":
             self._drain(peers)
+
+    def _turn(self, candidates: tuple[str, ...], others: Sequence[str]) -> Turn:
+        return turn_at_the_end(self._own, candidates, self._all_answering(others))
 
     def _runs_here(self) -> bool:
         for path in process_directories(self._args.local_dir / self._args.run_id):
@@ -142,29 +163,58 @@ class LastDrain:
                     return True
         return False
 
-    def _runs_elsewhere(self) -> bool | None:
-        """Return whether a process of the job answers, None where nobody knows its address."""
-        trainers = _addresses(self._args.trainers)
-        return None if trainers is None else bool(self._answering(trainers))
+    def _runs_elsewhere(self, end_s: float, flag: SignalFlag) -> bool | None:
+        """Return whether a process of the job answers, None where nobody knows that by ``end_s``.
+
+        ``end_s``, ``flag``: as of ``_result``.
+        """
+
+        def look() -> bool | None:
+            trainers = _addresses(self._args.trainers)
+            return None if trainers is None else self._is_any(trainers, end_s, flag)
+
+        return _result(look, end_s, flag)
 
     def _peers(self) -> list[str] | None:
         """Return the other servers, sorted; None where nobody knows their addresses."""
         addresses = _addresses(self._args.peers)
         return None if addresses is None else sorted(addresses - {self._own})
 
-    def _is_below(self, peers: Sequence[str]) -> bool:
+    def _is_below(self, peers: Sequence[str]) -> bool | None:
         """Return whether a server before this one answers, which then is the one to drain."""
-        return any(self._answers(address) for address in peers if address < self._own)
+        below = [address for address in peers if address < self._own]
+        flag = self._stopping
+        return _result(lambda: self._is_any(below, math.inf, flag), math.inf, flag)
 
-    def _answering(self, addresses: Iterable[str]) -> set[str]:
-        asked = list(addresses)
-        with ThreadPoolExecutor(_THREADS, "eckpt-drain") as pool:
-            answers = list(pool.map(self._answers, asked))
-        return {address for address, answer in zip(asked, answers, strict=True) if answer}
+    def _all_answering(self, addresses: Collection[str]) -> set[str]:
+        flag = self._hurrying
+        asked = _result(lambda: {*self._answering(addresses, math.inf, flag)}, math.inf, flag)
+        return asked or set()
 
-    def _answers(self, address: str) -> bool:
+    def _is_any(self, addresses: Collection[str], end_s: float, flag: SignalFlag) -> bool:
+        answering = self._answering(addresses, end_s, flag)
+        with contextlib.closing(answering):
+            return next(answering, None) is not None
+
+    def _answering(
+        self, addresses: Collection[str], end_s: float, flag: SignalFlag
+    ) -> Generator[str]:
+        """Ask all at once; yield the addresses that answer by ``end_s``, as soon as they do."""
+        pool = ThreadPoolExecutor(_THREADS, "eckpt-drain")
         try:
-            self._client.greet(address, _ANSWER_S)
+            asked = {pool.submit(self._answers, name, end_s, flag): name for name in addresses}
+            for answer in as_completed(asked):
+                if answer.result():
+                    yield asked[answer]
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+    def _answers(self, address: str, end_s: float, flag: SignalFlag) -> bool:
+        within_s = min(_ANSWER_S, end_s - time.monotonic())
+        if within_s <= 0 or flag.is_set():
+            return False
+        try:
+            self._client.greet(address, within_s)
         except CheckpointError:
             return False
         return True
@@ -194,6 +244,27 @@ class LastDrain:
                     _say("a second signal has ended the drain")
                     return False
         return process.returncode == 0
+
+
+def _result(work: Callable[[], _T], end_s: float, flag: SignalFlag) -> _T | None:
+    """Return the result of ``work``; None at ``end_s``, or once ``flag`` is set.
+
+    ``end_s``: of ``time.monotonic``. Nobody can interrupt a resolver, so ``work`` may go on in its
+    thread, for which no exit waits.
+    """
+    outcome: Future[_T] = Future()
+
+    def run() -> None:
+        try:
+            outcome.set_result(work())
+        except BaseException as error:  # noqa: BLE001 - raised again in the thread that waits
+            outcome.set_exception(error)
+
+    threading.Thread(target=run, name="eckpt-look", daemon=True).start()
+    # In pieces: the handler of a signal that came just before a wait runs after it.
+    while not (outcome.done() or flag.is_set()) and (left_s := end_s - time.monotonic()) > 0:
+        wait([outcome], min(left_s, _LOOK_EVERY_S))
+    return outcome.result() if outcome.done() else None
 
 
 def _addresses(names: Iterable[str]) -> set[str] | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections.abc import Generator, Iterable
 from functools import partial
 from pathlib import Path
@@ -27,17 +28,18 @@ from emergency_ckpt.tools.survey.survey import Survey
 from emergency_ckpt.transfer.client import TransferClient
 from emergency_ckpt.transfer.source import ShardTarget
 from emergency_ckpt.types import ShardEntry
+from emergency_ckpt.work_progress import WorkProgress
 
 
 @contextlib.contextmanager
 def peer_ram(
-    survey: Survey, run_id: str, peers: Iterable[str], deadline_s: float, command: str
+    survey: Survey, run_id: str, peers: Iterable[str], command: str, progress: WorkProgress
 ) -> Generator[PeerRam]:
     """Yield the RAM of ``peers``. ConfigError about ``command`` without the run's secret.
 
     Args:
       survey: of this host, whose manifests need not be fetched.
-      deadline_s: maximum time in seconds for one shard.
+      progress: counts the pieces of shards that come; no shard is waited for after its end.
     """
     secret = survey.places.secret
     if secret is None:
@@ -45,7 +47,7 @@ def peer_ram(
     inventory = survey.inventory(run_id)
     with (
         TransferClient(run_id=run_id, secret=secret) as client,
-        PeerRam(client, peers, inventory, run_id, deadline_s) as others,
+        PeerRam(client, peers, inventory, run_id, progress) as others,
     ):
         yield others
 
@@ -68,7 +70,7 @@ class PeerRam:
         peers: Iterable[str],
         inventory: Inventory,
         run_id: str,
-        deadline_s: float,
+        progress: WorkProgress,
     ) -> None:
         """Ask the peers. Blocks. The arguments are those of ``peer_ram``."""
         self.asked: list[HolderInventory] = []
@@ -86,7 +88,7 @@ class PeerRam:
                 continue
             self.asked.append(msgspec.structs.replace(holder, holder=address, address=address))
         self._client = client
-        self._deadline_s = deadline_s
+        self._progress = progress
         self._buffer: NativeMapping | None = None
         self.folders = tuple(
             ProcessFolder(
@@ -128,7 +130,14 @@ class PeerRam:
         buffer = self._room_for(entry.nbytes)
         wanted = ShardTarget(published.contents.shards.index(entry), entry.nbytes, 0)
         address = str(copy.folder)
-        self._client.fetch_shards(address, published.digest, [wanted], buffer, self._deadline_s)
+        self._client.fetch_shards(
+            address,
+            published.digest,
+            [wanted],
+            buffer,
+            deadline_s=self._progress.end_s - time.monotonic(),
+            on_bytes=lambda _: self._progress.touch(),  # the bytes count where they are written
+        )
         return buffer.view(0, entry.nbytes, self)
 
     def _document(self, address: str, host_state: HeldHostState) -> bytes:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import ipaddress
+import time
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import NamedTuple
@@ -25,6 +26,7 @@ from emergency_ckpt.tools.survey.completeness import lacks_of, newest_complete
 from emergency_ckpt.tools.survey.places import Places, SurveyFault
 from emergency_ckpt.tools.survey.survey import Survey, take_survey, with_folders
 from emergency_ckpt.types import PERSISTENT, SaveId
+from emergency_ckpt.work_progress import WorkProgress
 
 FORMAT = 1
 
@@ -145,8 +147,8 @@ def _with_peers(
     """Return the survey with the RAM of the peers, the process at each address, and faults."""
     if not peers:
         return survey, {}, []
-    timeout_s = survey.places.timeout_s
-    with peer_ram(survey, run_id, peers, timeout_s, "eckpt ls --survives") as others:
+    progress = WorkProgress.until(time.monotonic() + survey.places.timeout_s)
+    with peer_ram(survey, run_id, peers, "eckpt ls --survives", progress) as others:
         processes = {peer.address: peer.process_index for peer in others.asked}
         return with_folders(survey, others.folders), processes, others.faults
 
