@@ -21,6 +21,7 @@ from emergency_ckpt.cluster.coordination import (
 from emergency_ckpt.cluster.left_processes import have_left
 from emergency_ckpt.cluster.round import Round
 from emergency_ckpt.core.timeline import new_incarnation
+from emergency_ckpt.core.wording import valid_text
 from emergency_ckpt.errors import CheckpointError, PeerLeft, RestoreFailed
 from emergency_ckpt.ram.manifest import decode_contents
 from emergency_ckpt.transfer.client import TransferClient
@@ -209,7 +210,7 @@ def _text_of(error: Exception) -> str:
     text = str(error)
     if not isinstance(error, CheckpointError | OSError):
         text = f"unexpected {type(error).__name__}: {error}"
-    return text.encode(errors="replace").decode()[:ERROR_LIMIT_CHARS]
+    return valid_text(text, ERROR_LIMIT_CHARS)
 
 
 def agree_start(
@@ -246,10 +247,12 @@ def agree_start(
             greatest = max(report.greatest for report in reports)
             incarnation = new_incarnation(greatest, secrets.token_hex(8))
         except CheckpointError as refusal:  # the other processes wait for the answer
-            return msgspec.json.encode(Started("", error=str(refusal)[:ERROR_LIMIT_CHARS]))
+            return msgspec.json.encode(
+                Started("", error=valid_text(str(refusal), ERROR_LIMIT_CHARS))
+            )
         complete = max((report.complete for report in reports if report.complete), default=None)
         newest_step = max(report.newest_step for report in reports)
-        unread = reports[0].unread[:ERROR_LIMIT_CHARS]
+        unread = valid_text(reports[0].unread, ERROR_LIMIT_CHARS)
         return msgspec.json.encode(Started(incarnation, newest_step, complete, unread))
 
     data = hello_round.hold(msgspec.json.encode(hello), hello_round.when_all(begin))
