@@ -5,6 +5,7 @@ A real local tier on a real ramdisk; only the outcomes of the votes are scripted
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import shutil
 import tempfile
@@ -13,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from faults import host_states_are_too_large
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -43,7 +45,6 @@ RUN_ID = "run"
 LEAVES = (LeafSpec("w", "uint8", (3, 5000)), LeafSpec("empty", "float32", (0,)))
 SHARDS = [ShardId("w", ((0, 3), (0, 5000))), ShardId("empty", ((0, 0),))]
 LAYOUT = lay_out(LEAVES, [(SHARDS[0], 15000), (SHARDS[1], 0)])
-NO_UNICODE = "\ud800"
 
 
 class ScriptedVote(Vote):
@@ -92,6 +93,12 @@ def job(step: int, host: object = None) -> LocalSave:
         host_state=host_state.capture({"step": step} if host is None else host),
         buddies=(),
     )
+
+
+def run(process: Process, save: LocalSave, *, fails: bool) -> None:
+    """Run ``save``, whose host state has no place in RAM where the save ``fails``."""
+    with host_states_are_too_large() if fails else contextlib.nullcontext():
+        process.saves.run(save)
 
 
 class Process:
@@ -179,7 +186,7 @@ class LocalSavesMachine(RuleBasedStateMachine):
         self.step += 1
         self.vote.next = outcome
         failed_before = self.process.failures.count
-        self.process.saves.run(job(self.step, None if fits else NO_UNICODE))
+        run(self.process, job(self.step), fails=not fits)
         self._learn()
         refused = self.vote.ballots[-1].refused
         if not fits:
@@ -286,8 +293,8 @@ def test_failure_is_voted_told_and_forgotten_by_the_next_save(
     process: Process, vote: ScriptedVote
 ) -> None:
     process.saves.run(job(1))
-    process.saves.run(job(2, NO_UNICODE))
-    assert "HostStateError" in vote.ballots[-1].refused
+    run(process, job(2), fails=True)
+    assert "HostStateTooLarge" in vote.ballots[-1].refused
     with pytest.raises(SaveFailed, match=r"step 2 to the local tier.*next save tries again"):
         process.failures.raise_pending()
     assert process.saves.steps == (1,)
@@ -379,7 +386,7 @@ def test_own_failure_of_a_late_save_is_recorded(ramdisk: Path, fits: bool) -> No
 
     process = Process(ramdisk, Late())
     try:
-        process.saves.run(job(1, None if fits else NO_UNICODE))
+        run(process, job(1), fails=not fits)
     finally:
         process.close()
     assert process.failures.count == (0 if fits else 1)

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from memory_coordination import MemoryService
 
-from emergency_ckpt.cluster import membership
+from emergency_ckpt import start
 from emergency_ckpt.cluster.shard_source import LoadedPart
 from emergency_ckpt.core.save.snapshot_plan import Free
 from emergency_ckpt.core.step_log import Table
@@ -58,7 +58,7 @@ MOST_EVENTS_WAITING = event_log.MAX_WAITING
 def coordinated_by(service: MemoryService) -> Iterator[None]:
     """Let checkpointers of this process coordinate by ``service``, as its process 0."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(membership, "connect", lambda _: service.member(0))
+        patch.setattr(start, "connect", lambda _: service.member(0))
         yield
 
 
