@@ -1,6 +1,7 @@
 """A directory of the persistent tier, on a file system or in an object store, with deadlines.
 
-``probe_storage`` writes, reads back and removes a small file in it.
+``probe_storage`` writes, reads back and removes a small file in it; ``storage_time_s`` asks for the
+time of one.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import secrets
 import time
 from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
 from functools import partial
 from importlib.util import find_spec
 from pathlib import PurePosixPath
@@ -259,6 +261,25 @@ class StorageDirectory:
     def has_file(self, below: str, deadline_s: float | None = None) -> bool:
         """Return True when the file ``below`` exists."""
         look = partial(is_there, self.path / below)
+        return self.do("inspect", f"/{below}", look, deadline_s)
+
+    def changed_s(self, below: str, deadline_s: float | None = None) -> float | None:
+        """Return the Unix time of the last change of an entry, by the clock of storage.
+
+        A folder of a file system that gets another name is changed too. None without the entry.
+        """
+
+        def look() -> float | None:
+            try:
+                if self.is_object_store:
+                    path = "b/{}/o/{}", self._bucket, f"{self._below}{below}"
+                    updated = self._client().call("GET", *path, json_out=True).get("updated")
+                    return updated and datetime.fromisoformat(updated).timestamp()
+                status = os.stat(self.path / below, follow_symlinks=False)
+                return max(status.st_ctime, status.st_mtime)
+            except (FileNotFoundError, NotADirectoryError):
+                return None
+
         return self.do("inspect", f"/{below}", look, deadline_s)
 
     def read_bounded(
@@ -583,6 +604,20 @@ def probe_storage(
             error.add_note(f"The file may still be there: {second}")
         raise
     _remove(storage, name, deadline_s)
+
+
+def storage_time_s(storage: StorageDirectory) -> float | None:
+    """Return the Unix time by the clock of storage: that of a small file, which is removed.
+
+    None where a start removes the file at this moment, for one of a start that was killed.
+    """
+    name = f"probe-{0:012d}-{secrets.token_hex(8)}"
+    below, deadline_s = f"{HOST_STATE}/{name}", storage.deadline_s(None)
+    try:
+        storage.do("write", f"/{below}", lambda: storage.put_new(below, name.encode()), deadline_s)
+        return storage.changed_s(below, deadline_s)
+    finally:
+        _remove(storage, name, deadline_s)
 
 
 def is_left_over(name: str, own: str) -> bool:

@@ -6,6 +6,7 @@ import dataclasses
 import errno
 import re
 import time
+from collections.abc import Iterator
 from functools import partial
 from typing import NamedTuple
 
@@ -214,6 +215,24 @@ class StepLog:
 
         data = self._storage.do("read", f"/{_below(number)}", read, deadline_s)
         return None if data is None else decode_version(data, number, str(path))
+
+    def versions_back(
+        self, number: int, deadline_s: float | None = None
+    ) -> Iterator[tuple[Table, float]]:
+        """Yield version ``number`` and those before, and when each was written, by storage's clock.
+
+        The end is before the first version that is gone or cannot be used.
+        """
+        deadline_s = self._storage.deadline_s(deadline_s)
+        for earlier in range(number, max(0, number - KEPT), -1):
+            try:
+                table = self._version(earlier, deadline_s)
+            except CorruptData:
+                return
+            written_s = self._storage.changed_s(_below(earlier), deadline_s)
+            if table is None or written_s is None:
+                return
+            yield table, written_s
 
     def is_newest(self, number: int, deadline_s: float | None = None) -> bool:
         """Return whether no version comes after ``number``. One request of an object store.

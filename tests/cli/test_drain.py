@@ -199,8 +199,8 @@ def test_drain_of_a_run_with_a_secret_saves_the_step(
     assert drains.restored_from_storage() == (3, 30)
 
 
-LIMIT_S, PAUSE_S = 4.0, 1.0
-"""The limit of a write, and a pause of its reads, which last longer than the limit all together."""
+LIMIT_S, PAUSE_S = 4.0, 1.5
+"""The limit of a write, and the pause before each read: those of one leaf together are longer."""
 
 
 def pause_before_each_write(monkeypatch: pytest.MonkeyPatch, pause: Callable[[], object]) -> None:

@@ -122,8 +122,8 @@ def _add_mending(mend: argparse._ArgumentGroup) -> None:  # pyright: ignore[repo
         type=duration,
         default=GRACE_S,
         metavar="AGE",
-        help="with --clean: only what is unchanged for this time: 90s, 30m, 12h, 7d, 0 (default:"
-        " 1d)",
+        help="with --clean: only runs without a change, and steps hidden, for this time: 90s, 30m,"
+        " 12h, 7d, 0 (default: 1d). 0 takes steps too of which storage does not tell the time",
     )
     mend.add_argument("--yes", action="store_true", help="with --clean: REMOVE what it lists")
 

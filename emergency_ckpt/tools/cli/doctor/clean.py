@@ -6,6 +6,7 @@ import argparse
 import secrets
 import socket
 import time
+from collections.abc import Sequence
 
 from emergency_ckpt.core.address import parse_address
 from emergency_ckpt.core.step_log import Entry, Table
@@ -17,7 +18,9 @@ from emergency_ckpt.ram.leftovers import (
     left_runs,
     remove_run,
 )
+from emergency_ckpt.storage.directory import storage_time_s
 from emergency_ckpt.storage.directory_writer import DirectoryWriter
+from emergency_ckpt.storage.hidden_steps import hidden_since
 from emergency_ckpt.storage.tier import PersistentTier
 from emergency_ckpt.tools.cli.output import age_text, print_line
 from emergency_ckpt.tools.survey.places import Places
@@ -34,14 +37,19 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _clean_storage(args: argparse.Namespace) -> None:
-    """List the hidden steps, with ``--yes`` remove them. Blocks for storage."""
+    """List the hidden steps, with ``--yes`` remove them. Blocks for storage.
+
+    What is removed was hidden for long enough by the clock of storage. A list alone writes nothing,
+    and so compares the times of storage with the clock of this host.
+    """
     tier = Places(directory=args.dir, timeout_s=args.timeout).storage()
-    table, now_s = tier.found.log.read().table, time.time()
+    table = tier.found.log.read().table
     if table is None:
         print_line(f"no step log in {args.dir}")
         return
     hidden = [entry for entry in table.steps if entry.state == "hidden"]
-    chosen = [entry for entry in hidden if now_s - entry.saved_s >= args.older_than]
+    ages = _ages(tier, table, hidden, args.yes)
+    chosen = [entry for entry in hidden if ages.get(entry.step, 0.0) >= args.older_than]
     if args.yes and chosen:
         writer = _writer(tier, table, "clean")
         writer.remove_hidden({entry.step for entry in chosen}, table.incarnation)
@@ -50,7 +58,18 @@ def _clean_storage(args: argparse.Namespace) -> None:
             text = "stays: not old enough (--older-than)"
         else:
             text = "removed" if args.yes else "would be removed (--yes)"
-        print_line(f"step {entry.step}  {_described(entry, now_s)}  {text}")
+        print_line(f"step {entry.step}  {_described(entry, ages.get(entry.step))}  {text}")
+
+
+def _ages(
+    tier: PersistentTier, table: Table, hidden: Sequence[Entry], is_sure: bool
+) -> dict[int, float]:
+    """Return for how many seconds each step has been hidden, at least; without unknown ones."""
+    if not hidden:
+        return {}
+    since = hidden_since(tier.storage, tier.found, table, hidden)
+    now_s = storage_time_s(tier.storage) if is_sure else time.time()
+    return {} if now_s is None else {step: max(now_s - at_s, 0.0) for step, at_s in since.items()}
 
 
 def adopt(args: argparse.Namespace) -> int:
@@ -82,9 +101,9 @@ def _writer(tier: PersistentTier, table: Table, purpose: str) -> DirectoryWriter
     )
 
 
-def _described(entry: Entry, now_s: float) -> str:
-    age = f"{age_text(max(now_s - entry.saved_s, 0))} old" if entry.saved_s else "of unknown age"
-    return f"incarnation {entry.incarnation}  {size_text(entry.size_bytes)}  {age}"
+def _described(entry: Entry, age_s: float | None) -> str:
+    age = "at an unknown time" if age_s is None else f"{age_text(age_s)} ago or before"
+    return f"incarnation {entry.incarnation}  {size_text(entry.size_bytes)}  hidden {age}"
 
 
 def _clean_ramdisk(args: argparse.Namespace) -> int:
