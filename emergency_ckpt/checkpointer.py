@@ -7,7 +7,7 @@ import gc
 import sys
 import threading
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, Unpack
 
@@ -423,6 +423,15 @@ class EmergencyCheckpointer:
             has called ``save`` at a later step.
         """
         self._saver.ending.wait_until_finished(timeout_s)
+
+    def newest_local_save(self) -> Callable[[float | None], bool]:
+        """Return a function that waits for the newest save to RAM that this process has begun.
+
+        The function returns whether that save is complete on all processes, as far as this process
+        knows, whatever has become of the step since. Its argument, and DeadlineExceeded, as those
+        of ``wait_until_finished``. For any thread, also after ``stop``.
+        """
+        return partial(self._saver.ending.wait_for_local, self._saver.local_result)
 
     def check_for_errors(self) -> None:
         """Raise the newest background error that was not raised before, if any. Not collective."""

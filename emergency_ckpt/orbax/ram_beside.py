@@ -500,23 +500,28 @@ class RamBeside:
         """Wait for the save to RAM in progress. A failed save is in the log and in the events."""
         self._attempt("wait for", self._wait, None)
 
-    def outcome_of(self, step: int) -> Callable[[float | None], bool]:
-        """Return a function that waits for the save in progress: is ``step`` in RAM?
+    def outcome_of_newest(self) -> Callable[[float | None], bool]:
+        """Return a function that waits for the newest save that has begun: is it complete?
 
         For any thread, also after ``stop``. The function raises DeadlineExceeded.
         """
         ram = self._ram
+        if ram is None:
+            return lambda _: False
+        newest_save = ram.newest_local_save()
 
         def outcome(timeout_s: float | None) -> bool:
-            if ram is None:
-                return False
-            self._wait(ram, timeout_s)
-            return step in ram.known_steps.local
+            is_complete = newest_save(timeout_s)
+            self._note_newest(ram)
+            return is_complete
 
         return outcome
 
-    def _wait(self, ram: EmergencyCheckpointer, timeout_s: float | None = None) -> None:
-        ram.wait_until_finished(timeout_s)
+    def _wait(self, ram: EmergencyCheckpointer) -> None:
+        ram.wait_until_finished()
+        self._note_newest(ram)
+
+    def _note_newest(self, ram: EmergencyCheckpointer) -> None:
         step = max(ram.known_steps.local, default=None)
         if self._ram is ram and step is not None and self._left_behind is None:
             self._newest = step

@@ -29,7 +29,7 @@ from emergency_ckpt.events import EventSink
 from emergency_ckpt.observer import StepProgress
 from emergency_ckpt.ram.slot_choice import slots_for
 from emergency_ckpt.ram.tier import LocalTier
-from emergency_ckpt.save.local_save import LocalSave, LocalSaves
+from emergency_ckpt.save.local_save import LocalSave, LocalSaves, SaveResult
 from emergency_ckpt.save.persistent.capture import ScratchArea, SlotCapture, StorageCapture
 from emergency_ckpt.save.persistent.retention import Preservation
 from emergency_ckpt.save.persistent.save import PersistentSave, PersistentSaves
@@ -92,6 +92,7 @@ class SaveRequest:
       announced: the tiers in which another process may have read too late that the step is due.
       both: both tiers are to save the step, so that they share the bytes copied off the devices.
       shared: the capture that the local save shares, until the persistent save takes it.
+      result: of the local save.
     """
 
     save: SaveId
@@ -105,6 +106,7 @@ class SaveRequest:
     announced: frozenset[TierName] = frozenset()
     both: bool = False
     shared: SlotCapture | None = None
+    result: SaveResult = dataclasses.field(default_factory=SaveResult)
 
     @property
     def step(self) -> int:
@@ -254,6 +256,7 @@ class SaveWork:
             buddies=placement.buddies,
             orbax=request.orbax,
             is_announced=LOCAL in request.announced,
+            result=request.result,
         )
         parts: list[Work] = [partial(self._parts.local.run, job)]
         if plan.reserve_rest is not None:

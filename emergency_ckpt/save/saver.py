@@ -48,6 +48,7 @@ from emergency_ckpt.core.save.timing import Repeats
 from emergency_ckpt.errors import CheckpointError, InvalidState, PeerLeft, PersistentTierError
 from emergency_ckpt.save.announcements import DueSaves
 from emergency_ckpt.save.ending import Ending, inside_save
+from emergency_ckpt.save.local_save import SaveResult
 from emergency_ckpt.save.save_work import SavedSteps, SaveRequest, SaverParts, SaveWork
 from emergency_ckpt.save.schedule import TierSchedule
 from emergency_ckpt.save.turn_wait import TurnWait
@@ -76,6 +77,7 @@ class Saver:
       work: places the shards of states, also of a state to restore, and takes snapshots.
       saved: the steps that this process knows to be complete.
       ending: waits for the saves, and ends them.
+      local_result: of the newest save to RAM that this process has begun.
     """
 
     def __init__(self, parts: SaverParts, incarnation: str) -> None:
@@ -90,6 +92,7 @@ class Saver:
         self._ignored = Repeats()
         self._turn = TurnWait(parts)
         self._begun: dict[TierName, SaveId] = {}
+        self.local_result: SaveResult | None = None
         self._goes_on_from: SaveId | None = None
         # Reentrant for signal handlers, which run inside the code that they interrupt.
         self._entry = threading.RLock()
@@ -222,6 +225,7 @@ class Saver:
         self._parts.events.emit("save.started", step=request.step, tier=name)
         if name == LOCAL:
             self._parts.local.turns.begin()
+            self.local_result = request.result
         schedule.start(closing(capture, work))
         self._begun[name] = save
         return _Begun(name, snapshot, begun_s, waited_s, snapshot.ready_s)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
 import logging
 import os
+import queue
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +21,14 @@ from jax.sharding import PartitionSpec as P
 from orbax_faces import Positioned, state
 from orbax_faces import target as abstract
 from readme_blocks import readme_block
-from world import World, same
+from world import LONG_S, World, same
 
 import emergency_ckpt.orbax.v1 as ocp
-from emergency_ckpt.errors import StateMismatch
+from emergency_ckpt.errors import DeadlineExceeded, SlotBusy, StateMismatch
+from emergency_ckpt.ram import LocalTier
+from emergency_ckpt.save import Vote
+from emergency_ckpt.save.local_save import SaveResult
+from emergency_ckpt.types import SaveId
 
 USES_PRIVATE_PARTS = {
     "test_cleanup_tmp_directories_false",
@@ -267,6 +274,72 @@ def test_response_of_a_save_to_ram_tells_the_truth_after_the_end(world: World) -
         response = checkpointer.save_async(1, state(world, 1))
     assert response.result()
     assert opened_step(world) == 1
+
+
+def test_response_of_a_save_to_ram_is_true_after_later_saves(world: World) -> None:
+    """RAM keeps the newest step alone."""
+    heard: queue.SimpleQueue[bool] = queue.SimpleQueue()
+    responses: list[Any] = []
+    with opened(world) as checkpointer:
+        checkpointer.save(0, state(world, 0))
+        for step in range(1, 4):
+            responses.append(checkpointer.save_async(step, state(world, step)))
+            checkpointer.wait()
+        assert checkpointer.delete(3)
+        assert [response.result() for response in responses] == [True] * 3
+        responses[0].on_complete(heard.put)
+        assert heard.get(timeout=LONG_S)
+    assert [response.result() for response in responses] == [True] * 3
+
+
+def test_response_of_a_save_to_ram_does_not_wait_for_the_next(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cast, votes = Vote.cast, threading.Event()
+
+    def late(vote: Vote, save: SaveId, *args: Any, **more: Any) -> Any:
+        assert save.step < 2 or votes.wait(LONG_S)
+        return cast(vote, save, *args, **more)
+
+    monkeypatch.setattr(Vote, "cast", late)
+    with opened(world) as checkpointer:
+        checkpointer.save(0, state(world, 0))
+        first = checkpointer.save_async(1, state(world, 1))
+        checkpointer.wait()
+        second = checkpointer.save_async(2, state(world, 2))
+        try:
+            assert first.result(0.0)
+            with pytest.raises(DeadlineExceeded):
+                second.result(0.0)
+        finally:
+            votes.set()
+        assert second.result()
+
+
+def test_response_of_a_save_to_ram_that_fails_is_false(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise SlotBusy("begin write of", "step 2", "both slots are read")
+
+    with opened(world) as checkpointer:
+        checkpointer.save(0, state(world, 0))
+        first = checkpointer.save_async(1, state(world, 1))
+        assert first.result()
+        monkeypatch.setattr(LocalTier, "begin_write", refuse)
+        second = checkpointer.save_async(2, state(world, 2))
+        assert not second.result()
+    assert first.result()
+    assert not second.result()
+
+
+def test_result_of_a_save_that_nobody_asks_for_is_dropped(world: World) -> None:
+    with opened(world) as checkpointer:
+        for step in range(8):
+            checkpointer.save_async(step, state(world, step))
+        checkpointer.wait()
+        gc.collect()
+        assert sum(isinstance(each, SaveResult) for each in gc.get_objects()) <= 1
 
 
 def opened_step(world: World) -> int:

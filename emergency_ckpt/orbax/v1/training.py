@@ -57,11 +57,11 @@ def _deprecated_name_of(method: str) -> Callable[..., Any]:
 class RamResponse:
     """A save that only the RAM tier has begun: Orbax's ``AsyncResponse[bool]``."""
 
-    def __init__(self, ram: RamBeside, step: int) -> None:
-        self._outcome = ram.outcome_of(step)
+    def __init__(self, outcome: Callable[[float | None], bool]) -> None:
+        self._outcome = outcome
 
     def result(self, timeout: float | None = None) -> bool:
-        """Wait for the save; return whether the step is in RAM. Blocks.
+        """Wait for the save; return whether the whole step came into RAM. Blocks.
 
         DeadlineExceeded: longer than ``timeout`` seconds.
         """
@@ -221,7 +221,7 @@ class Checkpointer:
         if not is_in_ram:
             return response
         self._times_ns = {number: now_ns}
-        return response if response is not None else RamResponse(self._ram, number)
+        return response if response is not None else RamResponse(self._ram.outcome_of_newest())
 
     # Loading.
 
