@@ -475,24 +475,30 @@ class RamBeside:
         trees = tree if len(kept.trees) > 1 else dict.fromkeys(kept.trees, tree)
         return newest, trees, description.host_state["metadata"]
 
-    def forget(self, step: int) -> bool:
-        """Remove ``step`` from RAM; return whether RAM had it. Collective; blocks.
-
-        Call ``survey`` when storage has removed the step as well.
-        """
+    def has(self, step: int) -> bool:
+        """Return whether RAM has ``step``. Collective; blocks."""
         try:
             number = operator.index(step)
         except TypeError:  # also for 7.0, which is equal to 7: Orbax refuses it
             return False
 
-        def remove(ram: EmergencyCheckpointer) -> bool:
+        def look(ram: EmergencyCheckpointer) -> bool:
             ram.wait_until_finished()
-            was_there = number in ram.steps.survey(()).local
-            if was_there:
-                ram.steps.remove(number)
-            return was_there
+            return number in ram.steps.survey(()).local
 
-        return self._attempt("remove from", remove, False)
+        return self._attempt("list steps in", look, False)
+
+    def forget(self, step: int) -> bool:
+        """Remove ``step`` from RAM; return whether RAM had it. Collective; blocks.
+
+        Call ``survey`` when storage has removed the step as well.
+        """
+
+        def remove(ram: EmergencyCheckpointer) -> bool:
+            ram.steps.remove(operator.index(step))
+            return True
+
+        return self.has(step) and self._attempt("remove from", remove, False)
 
     # Waiting and ending.
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 import orbax.checkpoint.experimental.v1 as plain
 import pytest
 from jax.sharding import NamedSharding
@@ -226,6 +227,72 @@ def test_overwritten_step_is_that_of_the_last_save(world: World, stores: int) ->
         assert same(checkpointer.load(None, abstract(world)), state(world, 101))
     with opened(world, stores=stores) as checkpointer:
         assert same(checkpointer.load(1, abstract(world)), state(world, 101))
+
+
+REFUSED_SAVES: dict[str, Any] = {
+    "leaf": lambda checkpointer, step: checkpointer.save(step, {"w": object()}, overwrite=True),
+    "leaf, async": lambda checkpointer, step: checkpointer.save_async(
+        step, {"w": object()}, overwrite=True
+    ),
+    "name": lambda checkpointer, step: checkpointer.save_checkpointables(
+        step, {"metrics": {"w": 1}}, overwrite=True
+    ),
+    "nothing": lambda checkpointer, step: checkpointer.save_checkpointables(
+        step, {}, overwrite=True
+    ),
+    "no dict": lambda checkpointer, step: checkpointer.save_checkpointables(
+        step, [("state", {"w": 1})], overwrite=True
+    ),
+}
+
+
+@pytest.mark.parametrize("stores", [1, 100], ids=["both", "ram"])
+@pytest.mark.parametrize("save", REFUSED_SAVES.values(), ids=REFUSED_SAVES)
+def test_overwriting_save_that_orbax_refuses_leaves_the_step(
+    world: World, save: Any, stores: int
+) -> None:
+    with opened(world, stores=stores) as checkpointer:
+        for step in range(2):
+            assert checkpointer.save(step, state(world, step))
+        with pytest.raises(ValueError, match=r"Unsupported leaf|reserved|must be a valid dict"):
+            save(checkpointer, 1)
+        checkpointer.reload()
+        assert checkpointer.latest.step == 1
+        assert same(checkpointer.load(1, abstract(world)), state(world, 1))
+    with opened(world, stores=stores) as checkpointer:
+        assert same(checkpointer.load(1, abstract(world)), state(world, 1))
+
+
+@pytest.mark.parametrize(
+    "remove",
+    [
+        lambda checkpointer: checkpointer.delete(3, missing_ok="x"),
+        lambda checkpointer: checkpointer.delete_async(3, missing_ok=0),
+        lambda checkpointer: checkpointer.cancel(np.int64(3)),
+    ],
+    ids=["delete", "delete_async", "cancel"],
+)
+def test_removal_that_orbax_refuses_leaves_the_step_in_ram(two_tiers: World, remove: Any) -> None:
+    with opened(two_tiers) as checkpointer:
+        with pytest.raises((TypeError, AttributeError)):  # Orbax's own
+            remove(checkpointer)
+        checkpointer.reload()
+        assert checkpointer.latest.step == 3
+        assert same(checkpointer.load(3, abstract(two_tiers)), state(two_tiers, 3))
+
+
+def test_load_that_orbax_refuses_leaves_ram_the_newest(two_tiers: World) -> None:
+    with opened(two_tiers) as checkpointer:
+        with pytest.raises(TypeError, match="Unsupported abstract leaf"):
+            checkpointer.load(None, {"w": object()})
+        assert checkpointer.latest.step == 3
+
+
+@pytest.mark.parametrize("step", [0, 3], ids=["storage", "ram"])
+def test_async_deletion_says_whether_storage_had_it(two_tiers: World, step: int) -> None:
+    with opened(two_tiers) as checkpointer:
+        assert checkpointer.delete_async(step).result() is (step == 0)
+        assert step not in [each.step for each in checkpointer.checkpoints]
 
 
 @pytest.mark.parametrize("step", [0, 3], ids=["storage", "ram"])
