@@ -24,7 +24,7 @@ from emergency_ckpt.cluster.preemption import is_good_end, is_success, second_si
 from emergency_ckpt.config import Config
 from emergency_ckpt.core.save.save_rules import step_number, wanted_step
 from emergency_ckpt.core.save.snapshot_plan import Buffers
-from emergency_ckpt.errors import CheckpointError, SaveFailed
+from emergency_ckpt.errors import CheckpointError, InvalidState, SaveFailed
 from emergency_ckpt.forked import drop_in_child
 from emergency_ckpt.restore.request import CompleteSteps, RestoreReport
 from emergency_ckpt.restore.steps import StepCatalog
@@ -269,6 +269,19 @@ class EmergencyCheckpointer:
             self._restored_host_state = False  # once is enough
             self._opened.events.emit("warning", cause="save_without_host_state", step=step)
         return begun
+
+    def leave_out(self, *, step: int, problem: str, force: bool = False) -> None:
+        """Take no part in the save to RAM that is due at ``step``, because of ``problem``.
+
+        In place of ``save``, which raises an error about a state or a host state. The others learn
+        of that at once, so that nobody waits for this process, and the step is whole on none.
+        """
+        self._check_running("leave out")
+        step = step_number("leave out", step)
+        error = InvalidState("save", f"step {step}", problem)
+        self._progress.note(step)
+        with contextlib.suppress(InvalidState):
+            self._saver.save(step, None, None, force=force, problem=error)
 
     @property
     def heeds_preemption(self) -> bool:

@@ -11,6 +11,7 @@ import contextlib
 import itertools
 import operator
 import os
+import time
 from collections.abc import Callable, Collection, Generator, Mapping
 from typing import Any, NamedTuple, TypeVar
 
@@ -27,6 +28,7 @@ from emergency_ckpt.config import Config, run_id_of
 from emergency_ckpt.config.settings import default_local_dir
 from emergency_ckpt.config.validation import listeners_of
 from emergency_ckpt.core.save.save_rules import plain_metrics
+from emergency_ckpt.core.save.timing import Repeats
 from emergency_ckpt.errors import (
     CheckpointError,
     ConfigError,
@@ -52,6 +54,8 @@ _NONE = -1
 """No step, in what processes say to each other."""
 _OF_STEP = (StateMismatch, HostStateError, InvalidState, StepNotFound, Unrecoverable, ValueError)
 """Errors of a restore about one step, or about what was asked for: RAM is as good as before."""
+_OF_SAVED_STEP = (HostStateError, InvalidState)
+"""Errors of a save about its step: RAM is as good as before."""
 
 
 class Items(NamedTuple):
@@ -174,7 +178,8 @@ class RamBeside:
         self._surveyed: tuple[int, ...] = ()
         self._left_behind: int | None = None
         self._failures = 0
-        self._has_warned = False
+        self._has_told_unfit = False
+        self._left_out = Repeats()
         self._numbers = itertools.count()
         if is_off or not (jax.process_count() > 1 or local_directory is not None or own_settings):
             return
@@ -236,6 +241,9 @@ class RamBeside:
         first call after a rollback is collective, and blocks. ``items_of``: asked when a save is
         due.
 
+        A step that this process cannot save, such as one whose iterator has no state, is left out
+        of RAM here. The other processes learn of that, and the step is whole on none.
+
         Raises:
           PeerLeft: a process has died, so that the arrays of the state will never be computed.
         """
@@ -246,19 +254,21 @@ class RamBeside:
             if not (force or self._ram.should_save(step)):
                 return False
             self._look_at_failures(self._ram)
-            items = items_of()
+            items, metadata = items_of(), dict[str, Any]()
+            if not items.unfit:
+                try:
+                    metadata = _metadata(metrics, custom_metadata)
+                except InvalidState as error:
+                    items = Items(unfit=str(error))
             if items.unfit:
-                self._leave_out(self._ram, step, items.unfit)
+                self._leave_out(self._ram, step, items.unfit, force=force)
                 return False
-            metadata = {
-                "metrics": plain_metrics(metrics),
-                "custom_metadata": plain_metrics(custom_metadata or {}, "custom_metadata"),
-            }
             return self._save(self._ram, step, items, metadata, force=force)
         except PeerLeft:
             raise
-        except InvalidState as error:
-            self._leave_out(self._ram, step, str(error))
+        except _OF_SAVED_STEP as error:
+            if self._left_out.occurred(type(error).__name__, time.monotonic()) is not None:
+                _tell_left_out(self._ram, step, f"step {step} is not saved to RAM: {error}")
         except Exception as error:  # noqa: BLE001 - of RAM: storage goes on
             self._give_up("save", error)
         return False
@@ -305,14 +315,14 @@ class RamBeside:
         if leavers:
             raise CheckpointError("save to", "RAM", "; ".join(list(leavers.values())[:4]))
 
-    def _leave_out(self, ram: EmergencyCheckpointer, step: int, reason: str) -> None:
+    def _leave_out(
+        self, ram: EmergencyCheckpointer, step: int, reason: str, *, force: bool
+    ) -> None:
         """Leave a step to storage, which the job is told once."""
-        if not self._has_warned:
-            self._has_warned = True
-            text = f"steps of this kind are saved to storage alone: {reason}"
-            ram.steps.parts.events.emit(
-                "save.skipped", step=step, tier=LOCAL, cause="unfit", reason=text
-            )
+        if not self._has_told_unfit:
+            self._has_told_unfit = True
+            _tell_left_out(ram, step, f"steps of this kind are saved to storage alone: {reason}")
+        ram.leave_out(step=step, problem=reason, force=force)
 
     # Choosing a step.
 
@@ -580,6 +590,18 @@ def _checked(settings: Mapping[str, Any]) -> Config:
 def _report_given_up(events: EventSink, operation: str, error: Exception) -> None:
     reason = f"there is no RAM tier from now on, and storage goes on alone: {error}"
     events.emit("ram.off", cause="given_up", operation=operation, reason=reason[:500])
+
+
+def _metadata(metrics: Any, custom_metadata: Any) -> dict[str, Any]:
+    """Return the metadata of a step, as the step's host states have them. InvalidState."""
+    return {
+        "metrics": plain_metrics(metrics),
+        "custom_metadata": plain_metrics(custom_metadata or {}, "custom_metadata"),
+    }
+
+
+def _tell_left_out(ram: EmergencyCheckpointer, step: int, reason: str) -> None:
+    ram.steps.parts.events.emit("save.skipped", step=step, tier=LOCAL, cause="unfit", reason=reason)
 
 
 def _kept(ram: EmergencyCheckpointer, step: int) -> Kept | None:

@@ -160,6 +160,14 @@ class LocalSaves:
         """
         self._skipped.put(save)
 
+    def leave_out(self, save: SaveId, reason: str) -> None:
+        """Vote against ``save``, in which this process takes no part for a ``reason`` of its own.
+
+        For the background thread. Otherwise the others would wait for this process's next save.
+        """
+        if not self.turns.is_left_out(save):
+            self._vote.refuse(save, reason)
+
     def tell_late(self, save: SaveId) -> None:
         """Report that this process knew too late that ``save`` was due. From any thread."""
         self._vote.refuse_late(save)

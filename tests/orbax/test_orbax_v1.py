@@ -206,6 +206,16 @@ def test_checkpointable_that_ram_cannot_keep_is_said_once(
     assert "'odd'" in caplog.text
 
 
+def test_metrics_that_ram_cannot_keep_leave_out_the_step(world: World) -> None:
+    with opened(world) as checkpointer:
+        for step, metrics in enumerate([{"loss": 1.0}, {"loss": object()}, {"loss": 2.0}]):
+            is_saved = checkpointer.save(step, state(world, step), metrics=metrics)
+            assert is_saved is (step != 1)
+        assert checkpointer.latest.step == 2
+    (skipped,) = world.named("save.skipped", cause="unfit")
+    assert "not JSON values" in str(skipped.fields["reason"])
+
+
 def test_metadata_of_a_step_in_ram_alone(two_tiers: World) -> None:
     with opened(two_tiers) as checkpointer:
         found = checkpointer.metadata(3)
