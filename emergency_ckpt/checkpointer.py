@@ -7,7 +7,7 @@ import gc
 import sys
 import threading
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, Unpack
 
@@ -25,7 +25,7 @@ from emergency_ckpt.cluster.preemption import is_good_end, is_success, second_si
 from emergency_ckpt.config import Config
 from emergency_ckpt.core.save.save_rules import step_number
 from emergency_ckpt.core.save.snapshot_plan import Buffers
-from emergency_ckpt.errors import CheckpointError, SaveFailed
+from emergency_ckpt.errors import CheckpointError, InvalidState, SaveFailed
 from emergency_ckpt.forked import drop_in_child
 from emergency_ckpt.restore.request import CompleteSteps, RestoreReport
 from emergency_ckpt.restore.steps import StepCatalog
@@ -272,6 +272,19 @@ class EmergencyCheckpointer:
             self._opened.events.emit("warning", cause="save_without_host_state", step=step)
         return begun
 
+    def leave_out(self, *, step: int, problem: str, force: bool = False) -> None:
+        """Take no part in the save to RAM that is due at ``step``, because of ``problem``.
+
+        In place of ``save``, which raises an error about a state or a host state. The others learn
+        of that at once, so that nobody waits for this process, and the step is whole on none.
+        """
+        self._check_running("leave out")
+        step = step_number("leave out", step)
+        error = InvalidState("save", f"step {step}", problem)
+        self._progress.note(step)
+        with contextlib.suppress(InvalidState):
+            self._saver.save(step, None, None, force=force, problem=error)
+
     @property
     def heeds_preemption(self) -> bool:
         """True when ``reached_preemption`` can return True."""
@@ -424,6 +437,15 @@ class EmergencyCheckpointer:
             has called ``save`` at a later step.
         """
         self._saver.ending.wait_until_finished(timeout_s)
+
+    def newest_local_save(self) -> Callable[[float | None], bool]:
+        """Return a function that waits for the newest save to RAM that this process has begun.
+
+        The function returns whether that save is complete on all processes, as far as this process
+        knows, whatever has become of the step since. Its argument, and DeadlineExceeded, as those
+        of ``wait_until_finished``. For any thread, also after ``stop``.
+        """
+        return partial(self._saver.ending.wait_for_local, self._saver.local_result)
 
     def check_for_errors(self) -> None:
         """Raise the newest background error that was not raised before, if any. Not collective."""

@@ -10,6 +10,7 @@ Orbax is imported where a policy is looked at, and not by every start: it takes 
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import datetime
 import math
@@ -206,7 +207,8 @@ def _ranking_numbers(policy: Any) -> Any:
     """Return ``policy``, in which every ``BestN`` ranks NaN and infinity behind all numbers.
 
     Orbax sorts by the metric, and a NaN, which is neither less nor greater than a number, leaves
-    the steps in no order: the best of them could go.
+    the steps in no order: the best of them could go. A user's subclass may take arguments of its
+    own, so no policy is constructed here.
     """
     from orbax.checkpoint import checkpoint_managers as ocm  # noqa: PLC0415
 
@@ -217,10 +219,17 @@ def _ranking_numbers(policy: Any) -> Any:
             number = metric_number(policy.get_metric_fn, metrics)
             return worst if number is None else number
 
-        return dataclasses.replace(policy, get_metric_fn=ranked)
+        return _changed(policy, "get_metric_fn", ranked)
     if isinstance(policy, ocm.AnyPreservationPolicy):
-        return dataclasses.replace(policy, policies=[*map(_ranking_numbers, policy.policies)])
+        return _changed(policy, "policies", [*map(_ranking_numbers, policy.policies)])
     return policy
+
+
+def _changed(policy: Any, name: str, value: object) -> Any:
+    """Return a copy of ``policy`` that has ``value`` as its attribute ``name``."""
+    changed = copy.copy(policy)
+    setattr(changed, name, value)
+    return changed
 
 
 def policy_identity(policy: object) -> object:

@@ -28,6 +28,7 @@ from emergency_ckpt.config import Config, run_id_of
 from emergency_ckpt.config.settings import default_local_dir
 from emergency_ckpt.config.validation import listeners_of
 from emergency_ckpt.core.save.save_rules import plain_metrics
+from emergency_ckpt.core.save.timing import Repeats
 from emergency_ckpt.errors import (
     CheckpointError,
     ConfigError,
@@ -53,6 +54,8 @@ _NONE = -1
 """No step, in what processes say to each other."""
 _OF_STEP = (StateMismatch, HostStateError, InvalidState, StepNotFound, Unrecoverable, ValueError)
 """Errors of a restore about one step, or about what was asked for: RAM is as good as before."""
+_OF_SAVED_STEP = (HostStateError, InvalidState)
+"""Errors of a save about its step: RAM is as good as before."""
 
 
 class Items(NamedTuple):
@@ -176,7 +179,8 @@ class RamBeside:
         self._left_behind: int | None = None
         self._restoring_since_s = 0.0
         self._failures = 0
-        self._has_warned = False
+        self._has_told_unfit = False
+        self._left_out = Repeats()
         self._numbers = itertools.count()
         if is_off or not (jax.process_count() > 1 or local_directory is not None or own_settings):
             return
@@ -238,6 +242,9 @@ class RamBeside:
         first call after a rollback is collective, and blocks. ``items_of``: asked when a save is
         due.
 
+        A step that this process cannot save, such as one whose iterator has no state, is left out
+        of RAM here. The other processes learn of that, and the step is whole on none.
+
         Raises:
           PeerLeft: a process has died, so that the arrays of the state will never be computed.
         """
@@ -248,19 +255,21 @@ class RamBeside:
             if not (force or self._ram.should_save(step)):
                 return False
             self._look_at_failures(self._ram)
-            items = items_of()
+            items, metadata = items_of(), dict[str, Any]()
+            if not items.unfit:
+                try:
+                    metadata = _metadata(metrics, custom_metadata)
+                except InvalidState as error:
+                    items = Items(unfit=str(error))
             if items.unfit:
-                self._leave_out(self._ram, step, items.unfit)
+                self._leave_out(self._ram, step, items.unfit, force=force)
                 return False
-            metadata = {
-                "metrics": plain_metrics(metrics),
-                "custom_metadata": plain_metrics(custom_metadata or {}, "custom_metadata"),
-            }
             return self._save(self._ram, step, items, metadata, force=force)
         except PeerLeft:
             raise
-        except InvalidState as error:
-            self._leave_out(self._ram, step, str(error))
+        except _OF_SAVED_STEP as error:
+            if self._left_out.occurred(type(error).__name__, time.monotonic()) is not None:
+                _tell_left_out(self._ram, step, f"step {step} is not saved to RAM: {error}")
         except Exception as error:  # noqa: BLE001 - of RAM: storage goes on
             self._give_up("save", error)
         return False
@@ -307,14 +316,14 @@ class RamBeside:
         if leavers:
             raise CheckpointError("save to", "RAM", "; ".join(list(leavers.values())[:4]))
 
-    def _leave_out(self, ram: EmergencyCheckpointer, step: int, reason: str) -> None:
+    def _leave_out(
+        self, ram: EmergencyCheckpointer, step: int, reason: str, *, force: bool
+    ) -> None:
         """Leave a step to storage, which the job is told once."""
-        if not self._has_warned:
-            self._has_warned = True
-            text = f"steps of this kind are saved to storage alone: {reason}"
-            ram.steps.parts.events.emit(
-                "save.skipped", step=step, tier=LOCAL, cause="unfit", reason=text
-            )
+        if not self._has_told_unfit:
+            self._has_told_unfit = True
+            _tell_left_out(ram, step, f"steps of this kind are saved to storage alone: {reason}")
+        ram.leave_out(step=step, problem=reason, force=force)
 
     # Choosing a step.
 
@@ -483,24 +492,30 @@ class RamBeside:
         trees = tree if len(kept.trees) > 1 else dict.fromkeys(kept.trees, tree)
         return newest, trees, description.host_state["metadata"]
 
-    def forget(self, step: int) -> bool:
-        """Remove ``step`` from RAM; return whether RAM had it. Collective; blocks.
-
-        Call ``survey`` when storage has removed the step as well.
-        """
+    def has(self, step: int) -> bool:
+        """Return whether RAM has ``step``. Collective; blocks."""
         try:
             number = operator.index(step)
         except TypeError:  # also for 7.0, which is equal to 7: Orbax refuses it
             return False
 
-        def remove(ram: EmergencyCheckpointer) -> bool:
+        def look(ram: EmergencyCheckpointer) -> bool:
             ram.wait_until_finished()
-            was_there = number in ram.steps.survey(()).local
-            if was_there:
-                ram.steps.remove(number)
-            return was_there
+            return number in ram.steps.survey(()).local
 
-        return self._attempt("remove from", remove, False)
+        return self._attempt("list steps in", look, False)
+
+    def forget(self, step: int) -> bool:
+        """Remove ``step`` from RAM; return whether RAM had it. Collective; blocks.
+
+        Call ``survey`` when storage has removed the step as well.
+        """
+
+        def remove(ram: EmergencyCheckpointer) -> bool:
+            ram.steps.remove(operator.index(step))
+            return True
+
+        return self.has(step) and self._attempt("remove from", remove, False)
 
     # Waiting and ending.
 
@@ -508,23 +523,28 @@ class RamBeside:
         """Wait for the save to RAM in progress. A failed save is in the log and in the events."""
         self._attempt("wait for", self._wait, None)
 
-    def outcome_of(self, step: int) -> Callable[[float | None], bool]:
-        """Return a function that waits for the save in progress: is ``step`` in RAM?
+    def outcome_of_newest(self) -> Callable[[float | None], bool]:
+        """Return a function that waits for the newest save that has begun: is it complete?
 
         For any thread, also after ``stop``. The function raises DeadlineExceeded.
         """
         ram = self._ram
+        if ram is None:
+            return lambda _: False
+        newest_save = ram.newest_local_save()
 
         def outcome(timeout_s: float | None) -> bool:
-            if ram is None:
-                return False
-            self._wait(ram, timeout_s)
-            return step in ram.known_steps.local
+            is_complete = newest_save(timeout_s)
+            self._note_newest(ram)
+            return is_complete
 
         return outcome
 
-    def _wait(self, ram: EmergencyCheckpointer, timeout_s: float | None = None) -> None:
-        ram.wait_until_finished(timeout_s)
+    def _wait(self, ram: EmergencyCheckpointer) -> None:
+        ram.wait_until_finished()
+        self._note_newest(ram)
+
+    def _note_newest(self, ram: EmergencyCheckpointer) -> None:
         step = max(ram.known_steps.local, default=None)
         if self._ram is ram and step is not None and self._left_behind is None:
             self._newest = step
@@ -577,6 +597,18 @@ def _checked(settings: Mapping[str, Any]) -> Config:
 def _report_given_up(events: EventSink, operation: str, error: Exception) -> None:
     reason = f"there is no RAM tier from now on, and storage goes on alone: {error}"
     events.emit("ram.off", cause="given_up", operation=operation, reason=reason[:500])
+
+
+def _metadata(metrics: Any, custom_metadata: Any) -> dict[str, Any]:
+    """Return the metadata of a step, as the step's host states have them. InvalidState."""
+    return {
+        "metrics": plain_metrics(metrics),
+        "custom_metadata": plain_metrics(custom_metadata or {}, "custom_metadata"),
+    }
+
+
+def _tell_left_out(ram: EmergencyCheckpointer, step: int, reason: str) -> None:
+    ram.steps.parts.events.emit("save.skipped", step=step, tier=LOCAL, cause="unfit", reason=reason)
 
 
 def _kept(ram: EmergencyCheckpointer, step: int) -> Kept | None:

@@ -48,6 +48,7 @@ from emergency_ckpt.errors import (
     InvalidState,
 )
 from emergency_ckpt.save.announcements import DueSaves
+from emergency_ckpt.save.local_save import SaveResult
 from emergency_ckpt.save.persistent.capture import PublishedCapture
 from emergency_ckpt.save.persistent.save import PersistentSave, PersistentSaves
 from emergency_ckpt.save.save_work import SavedSteps, SaverParts, SaveWork
@@ -69,6 +70,10 @@ def inside_save(operation: str, target: str) -> InvalidState:
     problem = "this thread is in save already, and a signal handler has interrupted it"
     hint = "call request_preemption in the handler: the next step is saved then"
     return InvalidState(operation, target, problem, hint=hint)
+
+
+def _not_ended(name: TierName) -> DeadlineExceeded:
+    return DeadlineExceeded("wait for", f"the save to the {name} tier", "it has not ended in time")
 
 
 class Ending:
@@ -165,6 +170,18 @@ class Ending:
                 self._left = True
                 leave_together(self._parts.coordinator, max(1.0, self._parts.watch.grace_left_s()))
 
+    def wait_for_local(self, result: SaveResult | None, timeout_s: float | None = None) -> bool:
+        """Wait for one save to RAM; return whether that is complete. As ``wait_until_finished``.
+
+        Without a ``result`` no save has begun.
+        """
+        if result is None:
+            return False
+        with self._parts.progress.inside("wait_until_finished", self._parts.config.longest_wait_s):
+            if not result.wait(max(0.0, self._deadline_s(timeout_s) - time.monotonic())):
+                raise _not_ended(LOCAL)
+        return result.is_complete
+
     def wait_before_restore(self) -> None:
         """Wait for the saves in progress; a removal of old steps ends after its present step.
 
@@ -183,9 +200,7 @@ class Ending:
                 step = self._ends_at
                 if step is not None and step not in self._saved.of(name):
                     self.say_not_written(name, step, "the time is over")
-                raise DeadlineExceeded(
-                    "wait for", f"the save to the {name} tier", "it has not ended in time"
-                )
+                raise _not_ended(name)
 
     def _deadline_s(self, timeout_s: float | None) -> float:
         """Return the end of ``timeout_s`` (None: of the longest wait), or of a grace period."""

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import threading
 import time
 from collections.abc import Sequence
 
 from absl import logging
 
-from emergency_ckpt.background import Failures, no_garbage_collection
+from emergency_ckpt.background import Failures, no_garbage_collection, wait_for
 from emergency_ckpt.cluster.peers import Peers
 from emergency_ckpt.cluster.shard_source import holder_name
 from emergency_ckpt.cluster.timelines import Timelines
@@ -34,6 +35,32 @@ _NOT_SENT = (
 )
 
 
+class SaveResult:
+    """The outcome of one save to RAM, whatever becomes of the step later. For any thread.
+
+    The save's work refers to its result, and so does who asks: nothing else keeps old results.
+
+    Attributes:
+      is_complete: this process knows the save to be complete on all processes.
+    """
+
+    def __init__(self) -> None:
+        self.is_complete = False
+        self._changed = threading.Condition()
+        self._has_ended = False
+
+    def end(self) -> None:
+        """Note that the save has ended on this process."""
+        with self._changed:
+            self._has_ended = True
+            self._changed.notify_all()
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait for the end; return False when that takes longer than ``timeout_s``."""
+        with self._changed:
+            return wait_for(self._changed, lambda: self._has_ended, timeout_s)
+
+
 @dataclasses.dataclass(frozen=True)
 class LocalSave:
     """One save of one process, with its bytes still in the snapshot.
@@ -44,6 +71,7 @@ class LocalSave:
       buddies: processes that get a copy of the host state.
       orbax: as given to ``save``; written to storage with the step, if RAM's copy is written there.
       is_announced: the leader has announced the save: a process may have read that too late.
+      result: gets the outcome.
     """
 
     save: SaveId
@@ -54,6 +82,7 @@ class LocalSave:
     buddies: tuple[int, ...]
     orbax: OrbaxStep = OrbaxStep()  # noqa: RUF009 - immutable
     is_announced: bool = False
+    result: SaveResult = dataclasses.field(default_factory=SaveResult)
 
 
 class LocalSaves:
@@ -102,7 +131,7 @@ class LocalSaves:
         self.steps: tuple[int, ...] = ()
         self.turns = vote.turns
         self.waits_for_others = False
-        self._in_doubt: set[SaveId] = set()
+        self._in_doubt: dict[SaveId, SaveResult] = {}
 
     def restart_from(self, save: SaveId) -> None:
         """After a restore of ``save``: keep that save, and count no other save as in doubt."""
@@ -131,6 +160,14 @@ class LocalSaves:
         if not is_kept and not self.turns.is_left_out(save):
             self._vote.refuse(save)
 
+    def leave_out(self, save: SaveId, reason: str) -> None:
+        """Vote against ``save``, in which this process takes no part for a ``reason`` of its own.
+
+        For the background thread. Otherwise the others would wait for this process's next save.
+        """
+        if not self.turns.is_left_out(save):
+            self._vote.refuse(save, reason)
+
     def tell_late(self, save: SaveId) -> None:
         """Report that this process knew too late that ``save`` was due. From any thread."""
         self._vote.refuse_late(save)
@@ -140,6 +177,12 @@ class LocalSaves:
 
         There is no vote on a second save of a complete step.
         """
+        try:
+            self._run(job)
+        finally:
+            job.result.end()
+
+    def _run(self, job: LocalSave) -> None:
         started_s = time.monotonic()
         if self._in_doubt:
             job.capture.snapshot.start()
@@ -147,6 +190,7 @@ class LocalSaves:
         if self.complete is not None and self.complete.step == job.save.step:
             # The previous save was of this step, and the others know that it is complete.
             self._events.emit("save.skipped", step=job.save.step, tier=LOCAL, cause="kept")
+            job.result.is_complete = True
             job.capture.close()
             return
         ballot, refusal = Ballot(), None
@@ -167,7 +211,7 @@ class LocalSaves:
         self._events.emit(
             "save.stage", stage="voted", step=step, outcome=outcome.kind, seconds=seconds
         )
-        self._settle(job.save, outcome, refusal, ended_s - started_s)
+        self._settle(job, outcome, refusal, ended_s - started_s)
         if outcome.ballots:
             self._compare_replicas(job.save, outcome)
             if outcome.kind == "complete":
@@ -254,14 +298,16 @@ class LocalSaves:
         )
 
     def _settle(
-        self, save: SaveId, outcome: Outcome, refusal: Exception | None, seconds: float
+        self, job: LocalSave, outcome: Outcome, refusal: Exception | None, seconds: float
     ) -> None:
+        save = job.save
         if outcome.kind == "complete":
             self._note_complete(save, is_finite=outcome.finite)
+            job.result.is_complete = True
             self._events.emit("save.complete", step=save.step, seconds=seconds)
             return
         if outcome.kind == "in_doubt":
-            self._in_doubt.add(save)
+            self._in_doubt[save] = job.result
             self._protect()
         else:
             self._tier.note_incomplete(save)
@@ -281,7 +327,8 @@ class LocalSaves:
             outcome = self._vote.learn(save)
             if outcome.kind == "in_doubt":
                 continue
-            self._in_doubt.discard(save)
+            result = self._in_doubt.pop(save)
+            result.is_complete = outcome.kind == "complete"
             if outcome.kind == "complete" and (self.complete is None or save > self.complete):
                 self._note_complete(save, is_finite=outcome.finite)
             elif outcome.kind == "incomplete":
@@ -292,7 +339,8 @@ class LocalSaves:
         self.complete = save
         self._timelines.bind()
         # No process needs older saves any more, whatever their outcomes were.
-        self._in_doubt = {doubtful for doubtful in self._in_doubt if doubtful > save}
+        doubtful = self._in_doubt.items()
+        self._in_doubt = {later: result for later, result in doubtful if later > save}
         try:
             self._tier.note_complete(save, is_finite=is_finite)
             self._tier.release_orphans()
@@ -320,12 +368,13 @@ class LocalSaves:
 
     def _protect(self) -> None:
         last = self._newest_before() if self.complete is None else self.complete
-        self._tier.protect(self._in_doubt if last is None else {last, *self._in_doubt})
+        self._tier.protect({*self._in_doubt} if last is None else {last, *self._in_doubt})
 
     def _newest_before(self) -> SaveId | None:
         """Return the save to keep until one is complete or restored: the newest that may count."""
         tensors, _, on_record = self._tier.held()
-        saves = {manifest.save for manifest in tensors} - self._tier.incomplete() - self._in_doubt
+        saves = {manifest.save for manifest in tensors} - self._tier.incomplete()
+        saves -= self._in_doubt.keys()
         rejection_reason = self._timelines.rejection_reason
         saves = {save for save in saves if not rejection_reason(save.step, save.incarnation)}
         # This process may have died before it received a decision that another process received.

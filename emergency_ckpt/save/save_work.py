@@ -25,11 +25,12 @@ from emergency_ckpt.config import Config
 from emergency_ckpt.config.policies import plan_text
 from emergency_ckpt.core.save.snapshot_plan import Buffers
 from emergency_ckpt.core.shard_layout import Layout, lay_out, shard_nbytes
+from emergency_ckpt.errors import InvalidState
 from emergency_ckpt.events import EventSink
 from emergency_ckpt.observer import StepProgress
 from emergency_ckpt.ram.slot_choice import slots_for
 from emergency_ckpt.ram.tier import LocalTier
-from emergency_ckpt.save.local_save import LocalSave, LocalSaves
+from emergency_ckpt.save.local_save import LocalSave, LocalSaves, SaveResult
 from emergency_ckpt.save.persistent.capture import ScratchArea, SlotCapture, StorageCapture
 from emergency_ckpt.save.persistent.retention import Preservation
 from emergency_ckpt.save.persistent.save import PersistentSave, PersistentSaves
@@ -92,6 +93,8 @@ class SaveRequest:
       announced: the tiers in which another process may have read too late that the step is due.
       both: both tiers are to save the step, so that they share the bytes copied off the devices.
       shared: the capture that the local save shares, until the persistent save takes it.
+      result: of the local save.
+      problem: why this process can take no part in the save.
     """
 
     save: SaveId
@@ -105,6 +108,8 @@ class SaveRequest:
     announced: frozenset[TierName] = frozenset()
     both: bool = False
     shared: SlotCapture | None = None
+    result: SaveResult = dataclasses.field(default_factory=SaveResult)
+    problem: InvalidState | None = None
 
     @property
     def step(self) -> int:
@@ -227,7 +232,10 @@ class SaveWork:
         """Take the snapshot of one tier; also return the work that is left for the background.
 
         The local tier comes first: the persistent tier shares the local tier's snapshot.
+        InvalidState, HostStateError: this process can take no part in the save.
         """
+        if request.problem is not None:
+            raise request.problem
         self._copies.note_save(request.step)
         with no_garbage_collection():
             plan, flat = self._plan_for(request)
@@ -254,6 +262,7 @@ class SaveWork:
             buddies=placement.buddies,
             orbax=request.orbax,
             is_announced=LOCAL in request.announced,
+            result=request.result,
         )
         parts: list[Work] = [partial(self._parts.local.run, job)]
         if plan.reserve_rest is not None:

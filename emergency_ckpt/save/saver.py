@@ -45,9 +45,16 @@ from emergency_ckpt.background import closing
 from emergency_ckpt.cluster.preemption import PREEMPTED_EXIT_CODE
 from emergency_ckpt.core.save.save_rules import check_items, named_metrics, plain_orbax
 from emergency_ckpt.core.save.timing import Repeats
-from emergency_ckpt.errors import CheckpointError, InvalidState, PeerLeft, PersistentTierError
+from emergency_ckpt.errors import (
+    CheckpointError,
+    HostStateError,
+    InvalidState,
+    PeerLeft,
+    PersistentTierError,
+)
 from emergency_ckpt.save.announcements import DueSaves
 from emergency_ckpt.save.ending import Ending, inside_save
+from emergency_ckpt.save.local_save import SaveResult
 from emergency_ckpt.save.save_work import SavedSteps, SaveRequest, SaverParts, SaveWork
 from emergency_ckpt.save.schedule import TierSchedule
 from emergency_ckpt.save.turn_wait import TurnWait
@@ -76,6 +83,7 @@ class Saver:
       work: places the shards of states, also of a state to restore, and takes snapshots.
       saved: the steps that this process knows to be complete.
       ending: waits for the saves, and ends them.
+      local_result: of the newest save to RAM that this process has begun.
     """
 
     def __init__(self, parts: SaverParts, incarnation: str) -> None:
@@ -90,6 +98,7 @@ class Saver:
         self._ignored = Repeats()
         self._turn = TurnWait(parts, self._tell_skipped)
         self._begun: dict[TierName, SaveId] = {}
+        self.local_result: SaveResult | None = None
         self._goes_on_from: SaveId | None = None
         # Reentrant for signal handlers, which run inside the code that they interrupt.
         self._entry = threading.RLock()
@@ -112,15 +121,22 @@ class Saver:
         force: bool = False,
         metrics: Mapping[str, Any] | None = None,
         orbax: OrbaxStep | None = None,
+        problem: InvalidState | None = None,
     ) -> bool:
-        """As ``EmergencyCheckpointer.save``."""
+        """As ``EmergencyCheckpointer.save``; with a ``problem``, as ``leave_out``, and raise it."""
         with self._entry:
             if self.ending.is_saving:
                 raise inside_save("save", f"step {step}")
             self.ending.is_saving = True
             try:
                 begun = self._save(
-                    step, state, host_state, force=force, metrics=metrics, orbax=orbax
+                    step,
+                    state,
+                    host_state,
+                    force=force,
+                    metrics=metrics,
+                    orbax=orbax,
+                    problem=problem,
                 )
                 if not self._is_storage_prepared:
                     self._prepare_storage()
@@ -137,6 +153,7 @@ class Saver:
         force: bool,
         metrics: Mapping[str, Any] | None,
         orbax: OrbaxStep | None,
+        problem: InvalidState | None,
     ) -> bool:
         is_older = self._note_step(step)
         if force and is_older:
@@ -159,7 +176,15 @@ class Saver:
         now_s = time.monotonic()
         announced = frozenset[TierName]() if forced else self._due.announced
         request = SaveRequest(
-            save, state, host_state, json_metrics, now_s, forced, orbax, announced=announced
+            save,
+            state,
+            host_state,
+            json_metrics,
+            now_s,
+            forced,
+            orbax,
+            announced=announced,
+            problem=problem,
         )
         if preempted:
             return self._save_preempted(step, request)
@@ -202,7 +227,10 @@ class Saver:
         return bool(begun)
 
     def _begin(self, name: TierName, request: SaveRequest) -> _Begun | None:
-        """Begin a save; return None if the tier has the step, is busy, or pauses."""
+        """Begin a save; return None if the tier has the step, is busy, or pauses.
+
+        The other processes learn of a save to RAM that an error ends here: the caller may go on.
+        """
         schedule, save, begun_s = self._schedules[name], request.save, time.monotonic()
         if request.must_exist and request.step in self.saved.of(name):
             return None
@@ -216,11 +244,18 @@ class Saver:
             return None  # the save that has just ended was of this step
         if schedule.pauses and not request.must_exist and self._tell_pause(schedule, save):
             return None
-        snapshot, work, capture = self.work.take(name, request)
+        try:
+            snapshot, work, capture = self.work.take(name, request)
+        except (HostStateError, InvalidState) as error:
+            if name == LOCAL:
+                reason = f"{type(error).__name__}: {error}"
+                schedule.start(partial(self._parts.local.leave_out, save, reason))
+            raise
         snapshot.start()
         self._parts.events.emit("save.started", step=request.step, tier=name)
         if name == LOCAL:
             self._parts.local.turns.begin()
+            self.local_result = request.result
         schedule.start(closing(capture, work))
         self._begun[name] = save
         return _Begun(name, snapshot, begun_s, waited_s, snapshot.ready_s)

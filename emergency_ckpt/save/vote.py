@@ -137,13 +137,13 @@ class Vote:
         except (CoordinationError, DeadlineExceeded) as error:
             return Outcome("in_doubt", f"{problem} {error}".strip())
 
-    def refuse(self, save: SaveId) -> None:
+    def refuse(self, save: SaveId, reason: str = SKIPPED) -> None:
         """Vote against ``save``, in which this process takes no part; does not wait. Never raises.
 
         Without this ballot the other processes would wait for it.
         """
         try:
-            self.hand_in(save, Ballot(refused=SKIPPED))
+            self.hand_in(save, Ballot(refused=reason))
             if self._leads:
                 self._decide(save, {})
         except CheckpointError as error:

@@ -11,7 +11,7 @@ import numpy as np
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from job_process import JobProcess, finish, mesh_of, run_program
-from orbax_faces import FACES
+from orbax_faces import FACES, Position, Positioned, no_state
 
 from emergency_ckpt.errors import ConfigError, RamdiskFull
 from emergency_ckpt.ram.tier import LocalTier
@@ -118,6 +118,30 @@ def wrong_at_one(kind: str) -> Callable[[JobProcess], Any]:
         except ConfigError as error:
             return str(error)
         return [fields["reason"] for fields in world.named("ram.off.given_up")]
+
+    return program
+
+
+def left_out_at_one(kind: str, process: int, data: Any) -> Callable[[JobProcess], Any]:
+    """One process cannot save ``data`` of one step to RAM; the processes go on in step."""
+
+    def program(world: JobProcess) -> Any:
+        newest: list[int] = []
+        is_odd = world.process == process
+        name = f"left_out_{process}_{type(data).__name__}"
+        with opened(world, kind, name, 100) as face:
+            for step in range(4):
+                right = Position(step)
+                face.save(
+                    step, state_at(step, world.slices), data if is_odd and step == 2 else right
+                )
+                face.wait()
+                newest.append(face.latest())
+                world.meet()
+        named = world.named("save.skipped.unfit" if is_odd else "save.incomplete")
+        reasons = [fields["reason"] for fields in named]
+        with opened(world, kind, name, 100) as face:
+            return [newest, face.latest(), load(face, 3, world), given_up(world), reasons]
 
     return program
 
@@ -229,6 +253,9 @@ PROGRAMS: dict[str, Callable[[JobProcess], Any]] = {
         f"full and load, {kind}": full_at_one(kind, loads_at_once=True),
         f"refused, {kind}": refused_at_one(kind),
         f"wrong, {kind}": wrong_at_one(kind),
+        f"left out at 0, {kind}": left_out_at_one(kind, 0, Position(2, no_state)),
+        f"left out at 1, {kind}": left_out_at_one(kind, 1, Position(2, no_state)),
+        f"unfit at 1, {kind}": left_out_at_one(kind, 1, Positioned()),
         f"one lost, {kind}": lost_ram(kind, (1,)),
         f"slice lost, {kind}": lost_ram(kind, (0, 1)),
         f"both copies lost, {kind}": lost_ram(kind, (1, 3)),

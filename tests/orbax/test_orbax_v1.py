@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
 import logging
 import os
+import queue
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 import orbax.checkpoint.experimental.v1 as plain
 import pytest
 from jax.sharding import NamedSharding
@@ -18,10 +22,14 @@ from jax.sharding import PartitionSpec as P
 from orbax_faces import Positioned, state
 from orbax_faces import target as abstract
 from readme_blocks import readme_block
-from world import World, same
+from world import LONG_S, World, same
 
 import emergency_ckpt.orbax.v1 as ocp
-from emergency_ckpt.errors import StateMismatch
+from emergency_ckpt.errors import DeadlineExceeded, SlotBusy, StateMismatch
+from emergency_ckpt.ram import LocalTier
+from emergency_ckpt.save import Vote
+from emergency_ckpt.save.local_save import SaveResult
+from emergency_ckpt.types import SaveId
 
 USES_PRIVATE_PARTS = {
     "test_cleanup_tmp_directories_false",
@@ -198,6 +206,16 @@ def test_checkpointable_that_ram_cannot_keep_is_said_once(
     assert "'odd'" in caplog.text
 
 
+def test_metrics_that_ram_cannot_keep_leave_out_the_step(world: World) -> None:
+    with opened(world) as checkpointer:
+        for step, metrics in enumerate([{"loss": 1.0}, {"loss": object()}, {"loss": 2.0}]):
+            is_saved = checkpointer.save(step, state(world, step), metrics=metrics)
+            assert is_saved is (step != 1)
+        assert checkpointer.latest.step == 2
+    (skipped,) = world.named("save.skipped", cause="unfit")
+    assert "not JSON values" in str(skipped.fields["reason"])
+
+
 def test_metadata_of_a_step_in_ram_alone(two_tiers: World) -> None:
     with opened(two_tiers) as checkpointer:
         found = checkpointer.metadata(3)
@@ -219,6 +237,72 @@ def test_overwritten_step_is_that_of_the_last_save(world: World, stores: int) ->
         assert same(checkpointer.load(None, abstract(world)), state(world, 101))
     with opened(world, stores=stores) as checkpointer:
         assert same(checkpointer.load(1, abstract(world)), state(world, 101))
+
+
+REFUSED_SAVES: dict[str, Any] = {
+    "leaf": lambda checkpointer, step: checkpointer.save(step, {"w": object()}, overwrite=True),
+    "leaf, async": lambda checkpointer, step: checkpointer.save_async(
+        step, {"w": object()}, overwrite=True
+    ),
+    "name": lambda checkpointer, step: checkpointer.save_checkpointables(
+        step, {"metrics": {"w": 1}}, overwrite=True
+    ),
+    "nothing": lambda checkpointer, step: checkpointer.save_checkpointables(
+        step, {}, overwrite=True
+    ),
+    "no dict": lambda checkpointer, step: checkpointer.save_checkpointables(
+        step, [("state", {"w": 1})], overwrite=True
+    ),
+}
+
+
+@pytest.mark.parametrize("stores", [1, 100], ids=["both", "ram"])
+@pytest.mark.parametrize("save", REFUSED_SAVES.values(), ids=REFUSED_SAVES)
+def test_overwriting_save_that_orbax_refuses_leaves_the_step(
+    world: World, save: Any, stores: int
+) -> None:
+    with opened(world, stores=stores) as checkpointer:
+        for step in range(2):
+            assert checkpointer.save(step, state(world, step))
+        with pytest.raises(ValueError, match=r"Unsupported leaf|reserved|must be a valid dict"):
+            save(checkpointer, 1)
+        checkpointer.reload()
+        assert checkpointer.latest.step == 1
+        assert same(checkpointer.load(1, abstract(world)), state(world, 1))
+    with opened(world, stores=stores) as checkpointer:
+        assert same(checkpointer.load(1, abstract(world)), state(world, 1))
+
+
+@pytest.mark.parametrize(
+    "remove",
+    [
+        lambda checkpointer: checkpointer.delete(3, missing_ok="x"),
+        lambda checkpointer: checkpointer.delete_async(3, missing_ok=0),
+        lambda checkpointer: checkpointer.cancel(np.int64(3)),
+    ],
+    ids=["delete", "delete_async", "cancel"],
+)
+def test_removal_that_orbax_refuses_leaves_the_step_in_ram(two_tiers: World, remove: Any) -> None:
+    with opened(two_tiers) as checkpointer:
+        with pytest.raises((TypeError, AttributeError)):  # Orbax's own
+            remove(checkpointer)
+        checkpointer.reload()
+        assert checkpointer.latest.step == 3
+        assert same(checkpointer.load(3, abstract(two_tiers)), state(two_tiers, 3))
+
+
+def test_load_that_orbax_refuses_leaves_ram_the_newest(two_tiers: World) -> None:
+    with opened(two_tiers) as checkpointer:
+        with pytest.raises(TypeError, match="Unsupported abstract leaf"):
+            checkpointer.load(None, {"w": object()})
+        assert checkpointer.latest.step == 3
+
+
+@pytest.mark.parametrize("step", [0, 3], ids=["storage", "ram"])
+def test_async_deletion_says_whether_storage_had_it(two_tiers: World, step: int) -> None:
+    with opened(two_tiers) as checkpointer:
+        assert checkpointer.delete_async(step).result() is (step == 0)
+        assert step not in [each.step for each in checkpointer.checkpoints]
 
 
 @pytest.mark.parametrize("step", [0, 3], ids=["storage", "ram"])
@@ -267,6 +351,72 @@ def test_response_of_a_save_to_ram_tells_the_truth_after_the_end(world: World) -
         response = checkpointer.save_async(1, state(world, 1))
     assert response.result()
     assert opened_step(world) == 1
+
+
+def test_response_of_a_save_to_ram_is_true_after_later_saves(world: World) -> None:
+    """RAM keeps the newest step alone."""
+    heard: queue.SimpleQueue[bool] = queue.SimpleQueue()
+    responses: list[Any] = []
+    with opened(world) as checkpointer:
+        checkpointer.save(0, state(world, 0))
+        for step in range(1, 4):
+            responses.append(checkpointer.save_async(step, state(world, step)))
+            checkpointer.wait()
+        assert checkpointer.delete(3)
+        assert [response.result() for response in responses] == [True] * 3
+        responses[0].on_complete(heard.put)
+        assert heard.get(timeout=LONG_S)
+    assert [response.result() for response in responses] == [True] * 3
+
+
+def test_response_of_a_save_to_ram_does_not_wait_for_the_next(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cast, votes = Vote.cast, threading.Event()
+
+    def late(vote: Vote, save: SaveId, *args: Any, **more: Any) -> Any:
+        assert save.step < 2 or votes.wait(LONG_S)
+        return cast(vote, save, *args, **more)
+
+    monkeypatch.setattr(Vote, "cast", late)
+    with opened(world) as checkpointer:
+        checkpointer.save(0, state(world, 0))
+        first = checkpointer.save_async(1, state(world, 1))
+        checkpointer.wait()
+        second = checkpointer.save_async(2, state(world, 2))
+        try:
+            assert first.result(0.0)
+            with pytest.raises(DeadlineExceeded):
+                second.result(0.0)
+        finally:
+            votes.set()
+        assert second.result()
+
+
+def test_response_of_a_save_to_ram_that_fails_is_false(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise SlotBusy("begin write of", "step 2", "both slots are read")
+
+    with opened(world) as checkpointer:
+        checkpointer.save(0, state(world, 0))
+        first = checkpointer.save_async(1, state(world, 1))
+        assert first.result()
+        monkeypatch.setattr(LocalTier, "begin_write", refuse)
+        second = checkpointer.save_async(2, state(world, 2))
+        assert not second.result()
+    assert first.result()
+    assert not second.result()
+
+
+def test_result_of_a_save_that_nobody_asks_for_is_dropped(world: World) -> None:
+    with opened(world) as checkpointer:
+        for step in range(8):
+            checkpointer.save_async(step, state(world, step))
+        checkpointer.wait()
+        gc.collect()
+        assert sum(isinstance(each, SaveResult) for each in gc.get_objects()) <= 1
 
 
 def opened_step(world: World) -> int:

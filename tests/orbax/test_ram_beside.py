@@ -7,32 +7,20 @@ import os
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 from damage import flip
-from orbax_faces import FACES, Positioned, state, target
+from orbax_faces import FACES, Position, no_state, state, target
 from world import World, same, small_tmpfs
 
 from emergency_ckpt import EmergencyCheckpointer
 from emergency_ckpt.config.settings import default_local_dir
 from emergency_ckpt.errors import ConfigError, RestoreFailed
+from emergency_ckpt.save import Ballot, Vote
+from emergency_ckpt.types import SaveId
 
 OTHER_USER = 12345
-
-
-class Position(Positioned):
-    """A data iterator that Orbax, v0 and v1, and RAM can keep; it may refuse to tell its state."""
-
-    def __init__(self, at: int = 0, *, refuses: bool = False) -> None:
-        self.at, self.refuses = at, refuses
-
-    def get_state(self) -> bytes:
-        if self.refuses:
-            raise RuntimeError("no state here")
-        return str(self.at).encode()
-
-    def set_state(self, state: bytes) -> None:
-        self.at = int(state)
 
 
 class EmptyBuffer(Position):
@@ -121,19 +109,59 @@ def test_ramdisk_without_room_leaves_storage(
     assert given_up(world) == ["save"]
 
 
-def test_iterator_without_a_state_leaves_storage(
-    world: World, face: Any, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    "states",
+    [no_state, lambda: {1, 2}, lambda: jax.numpy.arange(3), lambda: [[]] * 1_000_001],
+    ids=["raises", "set", "jax", "too large"],
+)
+def test_iterator_without_a_state_leaves_out_one_step(
+    world: World, face: Any, states: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with caplog.at_level(logging.WARNING), face(stores=3) as opened:
-        assert opened.save(0, state(world, 0), Position(10))
+    found = Position()
+    with caplog.at_level(logging.WARNING), face(stores=4) as opened:
+        for step in range(2):
+            assert opened.save(step, state(world, step), Position(10 + step))
+        opened.save(2, state(world, 2), Position(12, states))
         opened.wait()
-        assert not opened.save(1, state(world, 1), Position(11, refuses=True))
-        assert not opened.save(2, state(world, 2), Position(12))
+        assert opened.latest() == 1
         assert opened.save(3, state(world, 3), Position(13))
         opened.wait()
-        assert opened.stored() == [0, 3]
-    assert given_up(world) == ["save"]
-    assert sum(line.startswith("ram.off.given_up: ") for line in caplog.messages) == 1
+        assert opened.latest() == 3
+        assert opened.stored() == [0]
+        assert opened.save(5, state(world, 5), Position(15))
+        opened.wait()
+    assert given_up(world) == []
+    reasons = [str(each.fields["reason"]) for each in world.named("save.skipped", cause="unfit")]
+    reasons += [str(each.fields["reason"]) for each in world.named("save.incomplete")]
+    (reason,) = reasons
+    assert "step 2" in reason
+    with face() as opened:
+        assert opened.latest() == 5
+        assert same(opened.load(5, target(world), found), state(world, 5))
+    assert found.at == 15
+
+
+def test_step_left_out_is_voted_against_and_hushes_no_other(
+    world: World, face: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The warning about one iterator says nothing of the trees of later steps."""
+    votes: list[tuple[int, bool]] = []
+    hand_in = Vote.hand_in
+
+    def heard(vote: Vote, save: SaveId, ballot: Ballot) -> None:
+        votes.append((save.step, not ballot.refused))
+        hand_in(vote, save, ballot)
+
+    monkeypatch.setattr(Vote, "hand_in", heard)
+    with face(stores=100) as opened:
+        opened.save(0, state(world, 0))
+        assert not opened.save(1, state(world, 1), Position(11, no_state))
+        world.more = lambda step: {"name": "a text"} if step in (2, 3) else {}
+        for step in range(2, 5):
+            assert opened.save(step, state(world, step)) is (step == 4)
+    reasons = [str(each.fields["reason"]) for each in world.named("save.skipped", cause="unfit")]
+    assert ["no state here" in reason for reason in reasons] == [True, False]
+    assert votes == [(0, True), (1, False), (2, False), (3, False), (4, True)]
 
 
 def test_damaged_step_of_ram_leaves_the_older_one_of_storage(world: World, face: Any) -> None:

@@ -50,6 +50,23 @@ def test_wrong_setting_at_one_process_is_told_to_all(job: ByProgram, kind: str) 
         assert "process 1: configure EmergencyCheckpointer: stall_timeout_s" in reason
 
 
+@pytest.mark.parametrize(
+    ("case", "process", "why"),
+    [
+        ("left out at 0", 0, "HostStateError: capture host_state['iterators']['data']"),
+        ("left out at 1", 1, "HostStateError: capture host_state['iterators']['data']"),
+        ("unfit at 1", 1, "InvalidState: save step 2: 'data'"),
+    ],
+)
+def test_step_left_out_at_one_process_is_left_out_by_all(
+    job: ByProgram, kind: str, case: str, process: int, why: str
+) -> None:
+    """The others learn of it at once: the processes meet before the next save."""
+    for index, (*found, (reason,)) in enumerate(job[f"{case}, {kind}"]):
+        assert found == [[0, 1, 1, 3], 3, 3, []]
+        assert index == process or f"process {process}: {why}" in reason
+
+
 @pytest.mark.parametrize("lost", ["one", "slice"])
 def test_lost_copy_comes_from_the_other_slice(job: ByProgram, kind: str, lost: str) -> None:
     assert job[f"{lost} lost, {kind}"] == [[6, 6, 7, [0, 4], []]] * 4

@@ -314,6 +314,21 @@ def test_doubt_made_idle_by_a_newer_complete_save_blocks_nothing(
         assert process.saves.steps == (step,)
 
 
+def test_result_in_doubt_is_told_when_the_decision_comes(
+    process: Process, vote: ScriptedVote
+) -> None:
+    vote.next = "in_doubt"
+    jobs = [job(1), job(2), job(3)]
+    for each in jobs[:2]:
+        process.saves.run(each)
+        assert each.result.wait(0)
+    assert [each.result.is_complete for each in jobs] == [False] * 3
+    vote.decided |= {save_id(1): "incomplete", save_id(2): "complete"}
+    vote.next = "complete"
+    process.saves.run(jobs[2])
+    assert [each.result.is_complete for each in jobs] == [False, True, True]
+
+
 def test_step_that_only_others_hold_is_listed(ramdisk: Path, vote: ScriptedVote) -> None:
     """As on a host that has lost its RAM: all processes list the same."""
     process = Process(ramdisk, vote, keep_last_n=2)

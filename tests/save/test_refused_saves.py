@@ -17,7 +17,13 @@ from emergency_ckpt.cluster import LocalCoordinator, Peers
 from emergency_ckpt.cluster.timelines import Timelines
 from emergency_ckpt.core.save.snapshot_plan import DeviceReads
 from emergency_ckpt.core.shard_layout import lay_out, shard_nbytes
-from emergency_ckpt.errors import RamdiskFull, SaveFailed, SlotBusy
+from emergency_ckpt.errors import (
+    HostStateError,
+    InvalidState,
+    RamdiskFull,
+    SaveFailed,
+    SlotBusy,
+)
 from emergency_ckpt.events import Event, EventSink
 from emergency_ckpt.ram import LocalTier
 from emergency_ckpt.save import Ballot, Outcome, Vote
@@ -107,6 +113,37 @@ def test_training_goes_on_before_the_vote_ends(
     snapshot.close()
     client.close()
     tier.close()
+
+
+def test_save_that_cannot_begin_is_voted_against_at_once(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others would wait for the ballot of this process until its next save."""
+    said: list[tuple[int, str]] = []
+    hand_in = Vote.hand_in
+
+    def heard(vote: Vote, save: SaveId, ballot: Ballot) -> None:
+        said.append((save.step, ballot.refused))
+        hand_in(vote, save, ballot)
+
+    monkeypatch.setattr(Vote, "hand_in", heard)
+    with world.open() as checkpointer:
+        save_all(checkpointer, world, 1)
+        with pytest.raises(HostStateError, match=r"builtins\.set"):
+            checkpointer.save(step=2, state=world.state(2), host_state={1, 2})
+        with pytest.raises(InvalidState, match="type str"):
+            checkpointer.save(step=3, state={"w": "a text"})
+        checkpointer.leave_out(step=4, problem="no arrays are given")
+        checkpointer.leave_out(step=4, problem="not due a second time")
+        checkpointer.leave_out(step=2, problem="behind the newest", force=True)
+        save_all(checkpointer, world, 5)
+        assert checkpointer.all_steps() == [5]
+    assert [step for step, _ in said] == [1, 2, 3, 4, 5]
+    refusals = [reason for _, reason in said]
+    assert refusals[0] == refusals[-1] == ""
+    assert refusals[1].startswith("HostStateError: capture host_state: cannot store")
+    assert refusals[2].startswith("InvalidState: save leaf")
+    assert refusals[3] == "InvalidState: save step 4: no arrays are given"
 
 
 def test_listener_that_exits_ends_no_later_save(world: World) -> None:

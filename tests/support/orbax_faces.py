@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -52,6 +52,28 @@ class Positioned:
             self.at = int((directory / "at").read_text())
 
         return read()
+
+
+class Position(Positioned):
+    """A data iterator that Orbax, v0 and v1, and RAM can keep.
+
+    Attributes:
+      states: gives another state than the position: may raise, and may be nothing RAM can keep.
+    """
+
+    def __init__(self, at: int = 0, states: Callable[[], Any] | None = None) -> None:
+        self.at, self.states = at, states
+
+    def get_state(self) -> Any:
+        return str(self.at).encode() if self.states is None else self.states()
+
+    def set_state(self, state: bytes) -> None:
+        self.at = int(state)
+
+
+def no_state() -> Any:
+    """Raise, as an iterator may whose worker is busy."""
+    raise RuntimeError("no state here")
 
 
 class _Face:

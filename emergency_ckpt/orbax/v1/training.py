@@ -11,7 +11,8 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, cast
+from functools import partial
+from typing import Any, TypeVar, cast
 
 import jax
 import orbax.checkpoint as ocp
@@ -42,6 +43,8 @@ __all__ = [
     "save_decision_policies",
 ]
 
+T = TypeVar("T")
+
 _STATE = "state"
 """Orbax's name of a checkpointable that was given none."""
 
@@ -57,11 +60,11 @@ def _deprecated_name_of(method: str) -> Callable[..., Any]:
 class RamResponse:
     """A save that only the RAM tier has begun: Orbax's ``AsyncResponse[bool]``."""
 
-    def __init__(self, ram: RamBeside, step: int) -> None:
-        self._outcome = ram.outcome_of(step)
+    def __init__(self, outcome: Callable[[float | None], bool]) -> None:
+        self._outcome = outcome
 
     def result(self, timeout: float | None = None) -> bool:
-        """Wait for the save; return whether the step is in RAM. Blocks.
+        """Wait for the save; return whether the whole step came into RAM. Blocks.
 
         DeadlineExceeded: longer than ``timeout`` seconds.
         """
@@ -170,8 +173,13 @@ class Checkpointer:
     def save_async(
         self, step: int, state: Any, *, checkpointable_name: str = _STATE, **keywords: Any
     ) -> Any:
-        """Begin to save ``state``; return Orbax's ``AsyncResponse``, None when nothing is due."""
-        return self.save_checkpointables_async(step, {checkpointable_name: state}, **keywords)
+        """Begin to save ``state``; return Orbax's ``AsyncResponse``, None when nothing is due.
+
+        As ``save_checkpointables_async``. ValueError: Orbax cannot save a leaf of ``state``.
+        """
+        name = checkpointable_name
+        store = partial(self._storage.save_async, step, state, checkpointable_name=name)
+        return self._save(step, {name: state}, store, **keywords)
 
     def save_checkpointables(
         self, step: int, checkpointables: dict[str, Any], **keywords: Any
@@ -181,35 +189,42 @@ class Checkpointer:
         return response is not None and response.result()
 
     def save_checkpointables_async(
+        self, step: int, checkpointables: dict[str, Any], **keywords: Any
+    ) -> Any:
+        """Begin to save; return Orbax's ``AsyncResponse[bool]``, None when no tier is due.
+
+        When it returns, the state may be donated. With ``overwrite`` an earlier save of ``step`` is
+        removed from storage, and from RAM once Orbax has accepted the call, which is collective and
+        blocks. A call that Orbax refuses leaves RAM as it is.
+
+        Raises:
+          StepAlreadyExistsError, ValueError, TypeError: as Orbax's. PeerLeft: a process has died.
+        """
+        theirs: Any = checkpointables
+        if isinstance(theirs, dict):
+            theirs = {**theirs}  # Orbax adds the metrics to it
+        store = partial(self._storage.save_checkpointables_async, step, theirs)
+        return self._save(step, checkpointables, store, **keywords)
+
+    def _save(
         self,
         step: int,
-        checkpointables: dict[str, Any],
+        checkpointables: Mapping[str, Any],
+        store: Callable[..., Any],
         *,
         force: bool = False,
         overwrite: bool = False,
         metrics: Any = None,
         custom_metadata: Any = None,
     ) -> Any:
-        """Begin to save; return Orbax's ``AsyncResponse[bool]``, None when no tier is due.
-
-        When it returns, the state may be donated. ``overwrite`` first removes ``step`` from both
-        tiers, which is collective and blocks.
-
-        Raises:
-          StepAlreadyExistsError, ValueError, TypeError: as Orbax's. PeerLeft: a process has died.
-        """
+        """Save to storage by ``store``, which may refuse the call, and then to RAM."""
         number = _number(step)
+        response = store(
+            force=force, overwrite=overwrite, metrics=metrics, custom_metadata=custom_metadata
+        )
         if overwrite:
             self._ram.forget(number)
             self._ram.survey()
-        response = self._storage.save_checkpointables_async(
-            step,
-            dict(checkpointables),  # Orbax adds the metrics to it
-            force=force,
-            overwrite=overwrite,
-            metrics=metrics,
-            custom_metadata=custom_metadata,
-        )
         now_ns = time.time_ns()
         is_in_ram = self._ram.save(
             number,
@@ -221,7 +236,7 @@ class Checkpointer:
         if not is_in_ram:
             return response
         self._times_ns = {number: now_ns}
-        return response if response is not None else RamResponse(self._ram, number)
+        return response if response is not None else RamResponse(self._ram.outcome_of_newest())
 
     # Loading.
 
@@ -231,10 +246,12 @@ class Checkpointer:
         """Load ``step``, or the newest, from RAM or else from storage. Collective; blocks.
 
         Raises:
+          TypeError: Orbax can load no leaf like one of ``abstract_state``.
           StepNotFoundError: no tier has the step. Otherwise as ``load_checkpointables``.
         """
-        loaded = self.load_checkpointables(step, {checkpointable_name: abstract_state})
-        return loaded[checkpointable_name]
+        # Orbax's method checks the leaves, and calls ``load_checkpointables`` of this class.
+        mine, name = cast("Any", self), checkpointable_name
+        return OrbaxsCheckpointer.load(mine, step, abstract_state, checkpointable_name=name)
 
     def load_checkpointables(
         self, step: Any = None, abstract_checkpointables: dict[str, Any] | None = None
@@ -305,36 +322,46 @@ class Checkpointer:
 
         Return whether anything was removed. Raises as Orbax's, where no tier has the step.
         """
-        was_in_ram = checkpointable_name is None and self._ram.forget(_number(step))
-        was_stored = self._storage.delete(
-            step, checkpointable_name=checkpointable_name, missing_ok=missing_ok or was_in_ram
-        )
-        self._ram.survey()
+        delete = self._storage.delete
+        was_stored, was_in_ram = self._delete(delete, step, checkpointable_name, missing_ok)
         return was_stored or was_in_ram
 
     def delete_async(
         self, step: Any, *, checkpointable_name: str | None = None, missing_ok: bool = False
     ) -> Any:
-        """Remove ``step`` from RAM, and begin to remove it from storage. Collective.
+        """Begin to remove ``step`` from storage, and remove it from RAM. Collective.
 
         The response tells whether storage had it.
         """
-        was_in_ram = checkpointable_name is None and self._ram.forget(_number(step))
-        response = self._storage.delete_async(
-            step, checkpointable_name=checkpointable_name, missing_ok=missing_ok or was_in_ram
-        )
-        self._ram.survey()
+        delete = self._storage.delete_async
+        response, _ = self._delete(delete, step, checkpointable_name, missing_ok)
         return response
+
+    def _delete(
+        self, delete: Callable[..., T], step: Any, name: str | None, missing_ok: bool
+    ) -> tuple[T, bool]:
+        """Delete from storage by ``delete``, which may refuse the call, and then from RAM.
+
+        Return the answer of ``delete``, and whether RAM had the step.
+        """
+        number = _number(step)
+        is_in_ram = name is None and self._ram.has(number)
+        may_miss = is_in_ram if missing_ok is False else missing_ok
+        answer = delete(step, checkpointable_name=name, missing_ok=may_miss)
+        if is_in_ram:
+            self._ram.forget(number)
+        self._ram.survey()
+        return answer, is_in_ram
 
     def cancel(self, step: Any = None) -> None:
         """Cancel storage's save in progress, and remove ``step`` from both tiers, if given.
 
         Collective with ``step``; blocks then.
         """
-        if step is not None:
-            self._ram.forget(_number(step))
+        number = None if step is None else _number(step)
         self._storage.cancel(step)
-        if step is not None:
+        if number is not None:
+            self._ram.forget(number)
             self._ram.survey()
 
     def reload(self) -> None:

@@ -132,6 +132,31 @@ def test_best_steps_are_kept_among_metrics_that_are_no_numbers(
     assert kept == [{2, 6, 12}, {2, 6, 14}]
 
 
+class BestScore(ocm.BestN):
+    """A user's own, with arguments of its own."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__(get_metric_fn=lambda metrics: metrics["score"], n=count)
+
+
+class Union(ocm.AnyPreservationPolicy):
+    """As ``BestScore``."""
+
+    def __init__(self, *policies: ocm.PreservationPolicy) -> None:
+        super().__init__(policies)
+
+
+@pytest.mark.parametrize("policy", [BestScore(2), Union(BestScore(1), BestScore(2))])
+def test_subclass_of_best_n_with_its_own_arguments_is_asked(tmp_path: Path, policy: Any) -> None:
+    scores = {10: 4.0, 20: float("nan"), 30: 3.0, 40: 1.0}
+    tier = fill(str(tmp_path / "run"), STEPS, metrics=lambda step: {"score": scores[step]})
+    before = dict(vars(policy))
+    left, failures, _ = preserved(tier, policy)
+    failures.raise_pending()
+    assert left == [10, 30, 40]
+    assert vars(policy) == before
+
+
 def test_steps_of_plain_orbax_are_not_touched(tmp_path: Path) -> None:
     tier = fill(str(tmp_path / "run"), STEPS)
     with ocp.CheckpointManager(tmp_path / "run") as manager:
