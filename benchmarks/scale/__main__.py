@@ -45,8 +45,8 @@ TARGETS = {
 }
 """Upper limits at the largest size."""
 ROUND_SIZES = (4, 16, 64, 256, 1024, 10_000)
-MAX_ROUNDS_S = 2.0
-"""Upper limit of the leader's CPU time in all rounds of a start and a restore, at the largest."""
+MAX_LEADER_S = 2.0
+"""Upper limit of the leader's CPU time in a start and a restore, at the largest size."""
 
 MEASURED = ("place_s", "inventories_s", "plan_s", "divergence_s", "leader_bytes")
 GROWTH = ("place_s", "inventories_s", "plan_s", "divergence_s", "save_bytes", "restore_bytes")
@@ -220,11 +220,12 @@ def _of(job: Row, part: str) -> float:
 
 
 def rounds_verdict(job: Row) -> str:
-    """Return whether the rounds of the largest job are within their limit."""
+    """Return whether the leader's work in the largest job is within its limit."""
     spent_s = sum(_of(job, part) for part in job["parts"])
-    word = "met" if spent_s <= MAX_ROUNDS_S else "MISSED"
-    what = f"rounds of a start and a restore, {job['processes']:.0f} processes"
-    return f"{word}: {what}: {spent_s:.4g} CPU s of {MAX_ROUNDS_S:g}"
+    spent_s += job["inventories_s"] + job["plan_s"]
+    word = "met" if spent_s <= MAX_LEADER_S else "MISSED"
+    what = f"leader in a start and a restore, {job['processes']:.0f} processes"
+    return f"{word}: {what}: {spent_s:.4g} CPU s of {MAX_LEADER_S:g}"
 
 
 if __name__ == "__main__":

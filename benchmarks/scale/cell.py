@@ -13,7 +13,6 @@ from benchmarks.scale.job import (
     Cell,
     Client,
     NotYet,
-    Peers,
     Processes,
     Stored,
     restore,
@@ -61,7 +60,7 @@ def lead(cell: Cell, stored: Stored) -> dict[str, Any]:
     place_s, _ = timed_cpu(lambda: place(policy, cell.topology, 1 % count, cell.held()))
     save = vote_bytes(stored.digests)
     processes = Processes(MemoryService(), count)
-    leader = restore(processes, cell, stored.digests, Peers(stored))
+    leader = restore(processes, cell, stored)
     restored = _moved_bytes(processes.clients)
     return {
         **dataclasses.asdict(cell),

@@ -20,7 +20,7 @@ from emergency_ckpt.cluster.coordination import JaxCoordinator, namespace
 from emergency_ckpt.cluster.preemption import PreemptionWatch
 from emergency_ckpt.cluster.round import Series, run_on_all
 from emergency_ckpt.config.settings import Config
-from emergency_ckpt.core.restore.plan_types import RestorePlan
+from emergency_ckpt.core.restore.plan_types import NoPlan, RestorePlan
 from emergency_ckpt.events import EventSink
 from emergency_ckpt.extensions import parse_placement
 from emergency_ckpt.ram.manifest import contents_digest
@@ -187,17 +187,23 @@ class Stored:
     Attributes:
       places: offset and size of each manifest, by its digest.
       digests: the digest of each process's manifest.
+      sets: of the shards in each process's manifest.
     """
 
     path: Path
     places: dict[str, tuple[int, int]]
     digests: list[str]
+    sets: list[dict[str, str]]
 
 
 class Peers:
-    """The leader's tier and its client. Every manifest comes from a peer."""
+    """The leader's tier and its client. Every manifest comes from a peer.
+
+    ``fetched``: number of manifests that the leader has fetched.
+    """
 
     def __init__(self, stored: Stored) -> None:
+        self.fetched = 0
         self._file = stored.path.open("rb", buffering=0)
         self._places = stored.places
 
@@ -205,6 +211,7 @@ class Peers:
         return None
 
     def fetch_contents(self, _address: str, digest: str) -> bytes:
+        self.fetched += 1
         start, size = self._places[digest]
         return os.pread(self._file.fileno(), size, start)
 
@@ -216,24 +223,35 @@ class TimedLeader(RestoreLeader):
     meanwhile.
     """
 
-    taken_s = planned_s = searched_s = lasted_s = 0.0
+    taken_s = read_s = planned_s = searched_s = lasted_s = 0.0
     grown_bytes = 0
 
     def take_reports(self, reports: Any) -> RestorePlan | None:
         self._resident_bytes = _resident_bytes()
         started_s = time.monotonic()
-        self.taken_s, ready = timed_cpu(lambda: super(TimedLeader, self).take_reports(reports))
+        taken_s, ready = timed_cpu(lambda: super(TimedLeader, self).take_reports(reports))
+        self.taken_s += taken_s
         self.lasted_s += time.monotonic() - started_s
         return ready
 
     def plan(self, ready: RestorePlan | None = None) -> Answer:
         started_s = time.monotonic()
-        self.planned_s, answer = timed_cpu(lambda: super(TimedLeader, self).plan(ready))
+        self.read_s = 0.0
+        planned_s, answer = timed_cpu(lambda: super(TimedLeader, self).plan(ready))
+        self.planned_s = planned_s - self.read_s
+        self.taken_s += self.read_s
         self.lasted_s += time.monotonic() - started_s
         peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         self.grown_bytes = max(0, peak_bytes - self._resident_bytes)
         self.chosen, self.manifests = answer, self._inventory.manifests
         return answer
+
+    def _read_more(self, answer: RestorePlan | NoPlan, *, is_patient: bool) -> bool:
+        read_s, has_read = timed_cpu(
+            lambda: super(TimedLeader, self)._read_more(answer, is_patient=is_patient)
+        )
+        self.read_s += read_s
+        return has_read
 
     def _settled(self, plan: RestorePlan, save: SaveId) -> RestorePlan:
         self.searched_s, settled = timed_cpu(lambda: super(TimedLeader, self)._settled(plan, save))
@@ -253,24 +271,23 @@ def _resident_bytes() -> int:
 
 def build(directory: Path, cell: Cell) -> Stored:
     """Write the job's manifests into ``directory``."""
-    stored = Stored(directory / "manifests", {}, [""] * cell.process_count)
+    count = cell.process_count
+    stored = Stored(directory / "manifests", {}, [""] * count, [{}] * count)
     with stored.path.open("wb") as file:
-        for encoded, processes in manifests(cell, parse_placement(cell.placement)):
+        for encoded, sets, processes in manifests(cell, parse_placement(cell.placement)):
             digest = contents_digest(encoded)
             stored.places[digest] = (file.tell(), len(encoded))
             file.write(encoded)
             for process in processes:
-                stored.digests[process] = digest
+                stored.digests[process], stored.sets[process] = digest, sets
     return stored
 
 
-def restore(processes: Processes, cell: Cell, digests: list[str], peers: Peers) -> TimedLeader:
-    """Run the rounds of a restore; return its leader, whose own work is not in the part "report".
-
-    digests: of the manifest of each process.
-    """
+def restore(processes: Processes, cell: Cell, stored: Stored) -> TimedLeader:
+    """Run the rounds of a restore; return its leader, whose work is not in the part "report"."""
     gone = cell.lost_processes(cell.lost)
-    leader = _leader_of(cell, peers)
+    leader = _leader_of(cell, Peers(stored))
+    needs = [cell.needs_of(host) for host in range(cell.hosts)]
     restores = [
         RestoreRounds(
             coordinator,
@@ -284,8 +301,9 @@ def restore(processes: Processes, cell: Cell, digests: list[str], peers: Peers) 
     ]
 
     def report(me: int) -> None:
-        held = holder(cell, me, digests[me], gone)
-        restores[me].hold(restores[me].report(held, wants_host_state=True))
+        held = holder(cell, me, stored.digests[me], stored.sets[me], gone)
+        row = restores[me].report(held, wants_host_state=True, needs=needs[me % cell.hosts])
+        restores[me].hold(row)
 
     processes.hold("report", report)
     part = processes.parts["report"]

@@ -14,7 +14,7 @@ from emergency_ckpt.core.placement import (
 )
 from emergency_ckpt.core.restore.inventory import HeldHostState, HeldTensors, HolderInventory
 from emergency_ckpt.core.restore.plan_types import TargetSet
-from emergency_ckpt.core.shard_layout import lay_out, shard_nbytes
+from emergency_ckpt.core.shard_layout import lay_out, layout_digest, shard_nbytes, shard_sets
 from emergency_ckpt.ram.manifest import build_contents, encode_contents
 from emergency_ckpt.types import Box, LeafSpec, SaveId, ShardId
 
@@ -59,6 +59,19 @@ class Shape:
             return ((0, SMALL_ELEMENTS),)
         return ((host * ROWS, (host + 1) * ROWS), (0, COLUMNS))
 
+    def group_of(self, shard: ShardId) -> int:
+        """Return a number that shards share which the same processes need."""
+        return self.hosts if len(shard.box) == 1 else shard.box[0][0] // ROWS
+
+    def needs_of(self, host: int) -> tuple[str, ...]:
+        """Return the names of the sets of shards that a host needs, as ``BoxTable.needs_of``."""
+        specs = self.specs()
+        sets: dict[int, list[ShardId]] = {}
+        for path, spec in specs.items():
+            shard = ShardId(path, self.box(spec, host))
+            sets.setdefault(self.group_of(shard), []).append(shard)
+        return tuple(sorted(layout_digest(specs.values(), shards) for shards in sets.values()))
+
     def held(self) -> tuple[HeldLeaves, ...]:
         """Return one entry for each of the two kinds of leaves, as ``BoxTable.held_leaves``."""
         everyone, specs = tuple(range(self.process_count)), self.specs()
@@ -95,8 +108,10 @@ class Shape:
         return range(self.process_count - count, self.process_count)
 
 
-def manifests(shape: Shape, policy: PlacementPolicy) -> Iterator[tuple[bytes, list[int]]]:
-    """Yield each distinct manifest, encoded, with the processes that published it."""
+def manifests(
+    shape: Shape, policy: PlacementPolicy
+) -> Iterator[tuple[bytes, dict[str, str], list[int]]]:
+    """Yield each distinct manifest, encoded, its sets of shards, and who published it."""
     specs = shape.specs()
     by_shards: dict[tuple[ShardId, ...], list[int]] = {}
     everyone = range(shape.process_count)
@@ -107,11 +122,17 @@ def manifests(shape: Shape, policy: PlacementPolicy) -> Iterator[tuple[bytes, li
             tuple(specs.values()), [(s, shard_nbytes(specs[s.leaf], s.box)) for s in shards]
         )
         crcs = [3_735_928_559] * len(layout.shards)
-        yield encode_contents(build_contents(SAVE, specs.values(), layout, crcs)), processes
+        contents = build_contents(SAVE, specs.values(), layout, crcs)
+        yield encode_contents(contents), shard_sets(contents, shape.group_of) or {}, processes
 
 
-def holder(shape: Shape, process: int, digest: str, lost: Collection[int]) -> HolderInventory:
-    """Return the report of ``process``: its tensors, its host state and those of its wards."""
+def holder(
+    shape: Shape, process: int, digest: str, sets: dict[str, str], lost: Collection[int]
+) -> HolderInventory:
+    """Return the report of ``process``: its tensors, its host state and those of its wards.
+
+    ``sets``: of the shards in the manifest ``digest``.
+    """
     address = f"10.{process >> 16 & 255}.{process >> 8 & 255}.{process & 255}:40123"
     if process in lost:
         return HolderInventory(f"process/{process}", process, address, (), ())
@@ -127,6 +148,7 @@ def holder(shape: Shape, process: int, digest: str, lost: Collection[int]) -> Ho
             for ward in dict.fromkeys(wards)
         ),
         SAVE,
+        sets={digest: sets},
     )
 
 

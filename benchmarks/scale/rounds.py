@@ -12,7 +12,6 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from benchmarks.scale.job import DEADLINE_S, Cell, Processes, Stored, restore
-from benchmarks.scale.job import Peers as LeadersPeers
 from benchmarks.scale.model import RUN_ID, SAVE
 from emergency_ckpt.cluster.membership import agree_settings
 from emergency_ckpt.cluster.peers import Known, Peers, agree_start
@@ -99,7 +98,7 @@ def measure(cell: Cell, stored: Stored) -> dict[str, Any]:
     service = _JaxService()
     processes = Processes(service, cell.process_count, _AT_ONCE)
     start(processes)
-    leader = restore(processes, cell, stored.digests, LeadersPeers(stored))
+    leader = restore(processes, cell, stored)
     service.close()
     return {
         "processes": processes.count,

@@ -101,13 +101,13 @@ class ProcessHoldings:
     """The local tier of this process, as ``transfer.source.Holdings``.
 
     Attributes:
-      name: of this process as a holder.
+      name: of this process as a holder, by its ``process_index``.
       loaded: the part that the restore under way has read from storage; None without such a part.
     """
 
     def __init__(self, tier: LocalTier, process_index: int) -> None:
         self._tier = tier
-        self._process_index = process_index
+        self.process_index = process_index
         self.name = holder_name(process_index)
         self.address = ""
         self.inbox = HostStateInbox()
@@ -124,7 +124,7 @@ class ProcessHoldings:
         return None if loaded is None or loaded.digest != digest else loaded
 
     def inventory(self) -> HolderInventory:
-        inventory = self._tier.inventory(self.name, self._process_index, self.address)
+        inventory = self._tier.inventory(self.name, self.process_index, self.address)
         return inventory if self.loaded is None else self.loaded.added_to(inventory)
 
     def contents(self, digest: str) -> Contents | None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import hashlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import prod
 
 import msgspec
@@ -12,6 +13,7 @@ from emergency_ckpt.types import (
     PAGE_ALIGNMENT_BYTES,
     SHARD_ALIGNMENT_BYTES,
     Box,
+    Contents,
     LeafSpec,
     ShardId,
 )
@@ -79,6 +81,48 @@ def lay_out(leaves: Sequence[LeafSpec], shards: Iterable[tuple[ShardId, int]]) -
         placed.append(PlacedShard(shard=shard, offset=offset, nbytes=nbytes))
         end = offset + nbytes
     return Layout(shards=tuple(placed), size_bytes=end)
+
+
+def layout_digest(leaves: Iterable[LeafSpec], shards: Iterable[ShardId]) -> str:
+    """Return a short name of a set of shards of a state; replicas that store the same share it.
+
+    The name tells nothing of the bytes, and is the same for every save of the state.
+
+    Args:
+      leaves: all leaves of the state.
+      shards: sorted.
+    """
+    return digest_of((sorted(leaves), tuple(shards)))
+
+
+def shard_sets(
+    contents: Contents, group_of: Callable[[ShardId], int | None]
+) -> dict[str, str] | None:
+    """Return the sets of shards in a manifest: the digest of each one's CRCs, by its name.
+
+    None where some shard has no group. A name is the ``layout_digest``, so manifests that have all
+    shards of a group have the name in common, and the digest too unless their bytes differ.
+
+    Args:
+      group_of: returns a number that shards share which the same processes need.
+    """
+    groups: dict[int, tuple[list[ShardId], list[int]]] = {}
+    for index, entry in enumerate(contents.shards):
+        shard = contents.shard_id(index)
+        group = group_of(shard)
+        if group is None:
+            return None
+        shards, crcs = groups.setdefault(group, ([], []))
+        shards.append(shard)
+        crcs.append(entry.crc32c)
+    return {
+        layout_digest(contents.leaves, shards): digest_of(crcs) for shards, crcs in groups.values()
+    }
+
+
+def digest_of(value: object) -> str:
+    """Return a digest of a JSON value. 128 bits, hex."""
+    return hashlib.sha256(msgspec.json.encode(value)).hexdigest()[:32]
 
 
 def state_size_bytes(leaves: Iterable[LeafSpec]) -> int:

@@ -1,7 +1,7 @@
 """Ask the holders of a copy, one after the other, and again while an error may be temporary.
 
 1. ``HolderCalls`` makes each request that a restore has for the holders of some copy.
-2. ``ManifestReads`` reads the manifests that inventories name, each once over the whole job.
+2. ``ManifestReads`` reads manifests that inventories name, for the leader, each at most once.
 
 A copy is known to be of no use only after its holder's answer: the holder does not have the copy,
 or sends bytes that are not those of capture time. A refused or reset connection, or silence, means
@@ -36,8 +36,9 @@ from emergency_ckpt.work_progress import WorkProgress
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 5.0
 _MANIFESTS_AT_ONCE = 16
+_ENDS = ("state_mismatch", "host_state_count", "no_host_state", "foreign")
 _ATTEMPTS = 3
-"""So often the holders of a manifest are asked before the leader plans without the manifest."""
+"""So often the holders of a manifest are asked where the leader can choose without the manifest."""
 
 _T = TypeVar("_T")
 
@@ -143,52 +144,52 @@ class HolderCalls:
 
 
 class ManifestReads:
-    """Contents by digest. A digest always names the same contents, so each is read only once.
+    """Contents by digest. A digest always names the same contents, so each is read at most once.
 
     Attributes:
-      unread: the digests whose holders could not be reached, each with the save of its manifest.
+      unread: the digests that were not read, each with the save of its manifest. A digest of which
+        no holder has the manifest any more is not among them.
+      unasked: those of ``unread`` whose holders were not asked yet.
     """
 
     def __init__(self, own: ProcessHoldings, calls: HolderCalls) -> None:
         self._own = own
         self._calls = calls
-        self._found: dict[str, Contents] = {}
+        self._contents: dict[str, Contents] = {}
         self._holders: dict[str, dict[str, str]] = {}
         self.unread: dict[str, SaveId] = {}
+        self.unasked: dict[str, SaveId] = {}
 
-    def read(self, holders: Sequence[HolderInventory]) -> dict[str, Contents]:
-        """Return the contents of the holders' manifests.
-
-        Each holder is asked a few times. Manifests that could still not be read are in ``unread``.
-        """
+    def note(self, holders: Sequence[HolderInventory]) -> dict[str, Contents]:
+        """Note who holds which manifest; return the contents that were read before."""
         self._holders, saves = {}, dict[str, SaveId]()
         for holder in holders:
             for manifest in holder.tensors:
                 self._holders.setdefault(manifest.digest, {})[holder.holder] = holder.address
                 saves[manifest.digest] = manifest.save
-        self._found = {d: c for d, c in self._found.items() if d in self._holders}
-        missing = [digest for digest in self._holders if digest not in self._found]
-        unreachable = self._read_all(missing, attempts=_ATTEMPTS)
-        self.unread = {digest: saves[digest] for digest in unreachable}
-        return dict(self._found)
+        self._contents = {d: c for d, c in self._contents.items() if d in saves}
+        self.unread = {d: save for d, save in saves.items() if d not in self._contents}
+        self.unasked = dict(self.unread)
+        return dict(self._contents)
 
-    def read_again(self, digests: Collection[str]) -> dict[str, Contents]:
-        """As ``read``, for some of the ``unread`` digests, again and again until the deadline.
+    def read(self, digests: Collection[str], *, is_patient: bool) -> dict[str, Contents]:
+        """Read some of the ``unread``; return all contents that were read so far.
 
-        HolderUnreachable when the holders of a digest still cannot be reached then.
+        ``is_patient``: holders that cannot be reached are asked until nothing moves any more, and
+        not only a few times. HolderUnreachable when they still cannot be reached then.
         """
-        unreachable = self._read_all(digests, attempts=None)
-        self.unread = {d: save for d, save in self.unread.items() if d not in digests}
-        if unreachable:
+        unreachable = self._read_all(digests, attempts=None if is_patient else _ATTEMPTS)
+        for digest in digests:
+            self.unasked.pop(digest, None)
+            if digest not in unreachable:
+                self.unread.pop(digest, None)
+        if is_patient and unreachable:
             raise next(iter(unreachable.values()))
-        return dict(self._found)
+        return dict(self._contents)
 
     def _read_all(
         self, digests: Collection[str], *, attempts: int | None
     ) -> dict[str, HolderUnreachable]:
-        if not digests:
-            return {}
-
         def read(digest: str) -> Contents | HolderUnreachable | None:
             if (own := self._own.contents(digest)) is not None:
                 return own
@@ -213,7 +214,7 @@ class ManifestReads:
                 if isinstance(answer, HolderUnreachable):
                     unreachable[digest] = answer
                 elif answer is not None:
-                    self._found[digest] = answer
+                    self._contents[digest] = answer
         return unreachable
 
 
@@ -224,27 +225,32 @@ def passed_over_unread(
     *,
     stored: Mapping[int, str],
     loaded_steps: Container[int],
+    is_patient: bool,
 ) -> list[str]:
     """Return the digests of unread manifests whose saves, if complete, would go before ``answer``.
 
-    Pure. Without these manifests ``answer`` is not known to be the newest complete step. A
-    persistent step is as good as the same step in RAM, unless the step lies in RAM because this
-    restore has loaded it.
+    Pure. Without these manifests ``answer`` is not known to be the newest complete step. Where the
+    answer is a step in storage, or an end at a step, the same step in RAM goes before it. Such a
+    step is as good as the one in storage, and so not worth a long wait (``is_patient``), unless it
+    lies in RAM because this restore has loaded it.
     """
     digests: list[str] = []
     for digest, save in unread:
         if requested_step not in (None, save.step):
             continue
-        if isinstance(answer, RestorePlan):
-            is_newer = save.step > answer.step
-            if save.step == answer.step and answer.save is None:
-                is_newer = save.step in loaded_steps or save.incarnation > stored[save.step]
-            elif save.step == answer.step and answer.save is not None:
-                is_newer = save.incarnation > answer.save.incarnation
+        if isinstance(answer, RestorePlan) and answer.save is not None:
+            before = answer.save
+            goes_before = (save.step, save.incarnation) > (before.step, before.incarnation)
+        elif isinstance(answer, RestorePlan):
+            goes_before = save.step > answer.step
+            if save.step == answer.step:
+                is_later = save.incarnation > stored[save.step]
+                goes_before = not is_patient or is_later or save.step in loaded_steps
+        elif answer.kind in _ENDS and answer.step is not None:
+            goes_before = save.step > answer.step
+            goes_before |= not is_patient and save.step == answer.step
         else:
-            ends = ("state_mismatch", "host_state_count", "no_host_state", "foreign")
-            blocked = answer.kind in ends
-            is_newer = not blocked or answer.step is None or save.step > answer.step
-        if is_newer:
+            goes_before = True
+        if goes_before:
             digests.append(digest)
     return digests

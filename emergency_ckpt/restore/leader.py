@@ -2,8 +2,9 @@
 
 ``RestoreLeader.answer`` is the rule of every round:
 
-1. The leader takes the inventories of all processes, and reads the manifests that these name, each
-   once over the job, the step log, and one listing of storage.
+1. The leader takes the inventories of all processes, the step log, and one listing of storage. It
+   reads no manifest where each process needs just the shards of one manifest that is held whole.
+   Else it reads the manifests of a save, each once over the job.
 2. ``core.restore`` chooses the step. A step in storage is inspected before it is chosen for good,
    and is first loaded into RAM; then all report again, and 1 and 2 follow once more.
 3. The leader judges how all parts went: the restore is done, or starts once more from 2 without the
@@ -72,6 +73,7 @@ _LOST_MARKER = (
     "its folder below host_state is gone, and with it the host states and their marker; to take its"
     " tensors alone, call restore without host_state"
 )
+_NOTHING_LEFT = ("nothing", "unrecoverable")
 _NAMED_STEPS = 10
 _NAMED_SHARDS = 16
 """So many shards are named, each in its own line; for the others the line has only the number."""
@@ -169,9 +171,10 @@ class RestoreLeader:
         table = None if self._view is None else self._view.table  # as in the decision before
         self._inventory = Inventory(
             tuple(holders),
-            self._manifests.read(holders),
+            self._manifests.note(holders),
             quarantined=self._inventory.quarantined | damaged,
             timeline=newest_timeline(holders, self._inventory.timeline, table),
+            needs={p: r.needs for p, r in reports.items() if r.needs is not None},
         )
         ready: RestorePlan | None = None
         if self._persistent is not None and not self._has_asked:
@@ -179,6 +182,8 @@ class RestoreLeader:
             ready = self._ask_storage(self._persistent)
         if self._load is not None:
             self._loaded = self._load.save
+            loaded = [d for d, save in self._manifests.unread.items() if save == self._loaded]
+            self._replace(manifests=self._manifests.read(loaded, is_patient=False))
             replaced = loaded_copies(self._load, self._inventory)
             self._replace(quarantined=self._inventory.quarantined - replaced)
         return ready
@@ -192,7 +197,11 @@ class RestoreLeader:
         while True:
             answer = ready or self._plan_from_inventory()
             ready = None
-            if self._read_more(answer) or self._ask_storage_again(answer):
+            if (
+                self._read_more(answer, is_patient=False)
+                or self._read_more(answer, is_patient=True)
+                or self._ask_storage_again(answer)
+            ):
                 continue
             if not isinstance(answer, RestorePlan):
                 return self._without_plan(answer)
@@ -250,11 +259,13 @@ class RestoreLeader:
 
     def _complete_steps(self) -> CompleteSteps:
         """Return the steps that could be restored, by the processes' reports and storage."""
-        if self._manifests.unread:
-            self._replace(manifests=self._manifests.read_again(list(self._manifests.unread)))
         local: tuple[int, ...] = ()
         for step in sorted({save.step for save in self._saves_in_ram}):
             plan = self._plan(self._inventory, step)
+            unread = [d for d, save in self._manifests.unread.items() if save.step == step]
+            if unread and not isinstance(plan, RestorePlan):
+                self._replace(manifests=self._manifests.read(unread, is_patient=True))
+                plan = self._plan(self._inventory, step)
             # A complete step that does not fit the present job counts: a restore tells why.
             if isinstance(plan, RestorePlan) or plan.kind in ("state_mismatch", "host_state_count"):
                 local = (*local, step)
@@ -327,34 +338,36 @@ class RestoreLeader:
         listed = [] if entry is None else [RestoredSave(save, entry.lives)]
         return lives_from(save, [*self._restored, *listed])
 
-    def _read_more(self, answer: RestorePlan | NoPlan) -> bool:
-        """Read unread manifests of saves newer than ``answer``; return whether there were any.
+    def _read_more(self, answer: RestorePlan | NoPlan, *, is_patient: bool) -> bool:
+        """Read manifests of a save that would go before ``answer``; return whether there were any.
 
-        Those of saves that do not count are not waited for. HolderUnreachable when a manifest still
-        cannot be read at the deadline.
+        Of one save at a time, the newest: often it is the one. ``is_patient`` and errors: as of
+        ``ManifestReads.read``. Saves that do not count are not waited for.
         """
-        unread, timeline = self._manifests.unread, self._inventory.timeline
+        unread = self._manifests.unread if is_patient else self._manifests.unasked
+        timeline = self._inventory.timeline
+        if not is_patient and isinstance(answer, NoPlan) and answer.kind in _NOTHING_LEFT:
+            timeline = None  # what does not count shows that there once was a step
         if timeline is not None and self._requested_step is None:
             reason = timeline.rejection_reason
             unread = {d: x for d, x in unread.items() if not reason(x.step, x.incarnation)}
-        if not unread:
-            return False
         digests = passed_over_unread(
             answer,
             unread.items(),
             self._requested_step,
             stored={item.step: item.incarnation for item in self._stored.values()},
             loaded_steps=self._loads.keys(),
+            is_patient=is_patient,
         )
         if digests:
-            self._replace(manifests=self._manifests.read_again(digests))
+            newest = max(unread[digest] for digest in digests)
+            of_one = [digest for digest in digests if unread[digest] == newest]
+            self._replace(manifests=self._manifests.read(of_one, is_patient=is_patient))
         return bool(digests)
 
     def _without_plan(self, answer: NoPlan) -> NoPlan:
-        if self._persistent_error is not None and answer.kind in (
-            "nothing",
-            "unrecoverable",
-            "step_not_found",
+        if self._persistent_error is not None and (
+            answer.kind in _NOTHING_LEFT or answer.kind == "step_not_found"
         ):
             raise self._persistent_error
         if self._last_failure:
@@ -423,6 +436,8 @@ class RestoreLeader:
     def _ask_storage(self, tier: PersistentTier) -> RestorePlan | None:
         """Ask for the steps in storage; return the plan for RAM if storage has no better step."""
         answer = self._plan_from_inventory()
+        while self._read_more(answer, is_patient=False):
+            answer = self._plan_from_inventory()
         in_ram = answer if isinstance(answer, RestorePlan) else None
         timeline_before = self._inventory.timeline
         if self._list_storage(tier, is_brief=in_ram is not None) is not None:

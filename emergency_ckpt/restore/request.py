@@ -1,4 +1,4 @@
-"""The parts, the request and the result of a restore on one process."""
+"""The parts, the request, the report and the result of a restore on one process."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from emergency_ckpt.cluster.shard_source import ProcessHoldings
 from emergency_ckpt.cluster.timelines import StoredChain, Timelines
 from emergency_ckpt.config import Config
 from emergency_ckpt.core.placement import RetainedShards
+from emergency_ckpt.core.restore.inventory import HolderInventory
 from emergency_ckpt.core.restore.plan_types import NoPlan, Rejection
+from emergency_ckpt.core.shard_layout import shard_sets
 from emergency_ckpt.core.timeline import Timeline
 from emergency_ckpt.errors import (
     CheckpointError,
@@ -26,10 +28,13 @@ from emergency_ckpt.errors import (
 from emergency_ckpt.events import EventSink
 from emergency_ckpt.ram.tier import LocalTier
 from emergency_ckpt.state.link import Link, LinkFacts
-from emergency_ckpt.state.tree import PyTree, StateTree
+from emergency_ckpt.state.tree import BoxTable, PyTree, StateTree
 from emergency_ckpt.storage.tier import PersistentTier
 from emergency_ckpt.transfer.client import TransferClient
 from emergency_ckpt.types import SaveId, TierName
+
+_MOST_SETS = 64
+"""A state on a mesh has some four sets a process; with more, the leader reads the manifests."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -193,3 +198,22 @@ def no_plan_error(answer: NoPlan, run: str) -> CheckpointError:
             return StepNotFound("restore", step, "; ".join(answer.missing))
         case _:
             return Unrecoverable(run, answer.missing)
+
+
+def described(
+    holdings: ProcessHoldings, boxes: BoxTable, tree: StateTree
+) -> tuple[HolderInventory, tuple[str, ...] | None]:
+    """Return this process's inventory with its sets of shards, and the sets that it needs.
+
+    ``boxes``: of the state ``tree``. A manifest of other boxes, as of another mesh, has no sets.
+    """
+    inventory, leaves = holdings.inventory(), tuple(tree.specs.values())
+    sets: dict[str, dict[str, str]] = {}
+    for manifest in inventory.tensors:
+        contents = holdings.contents(manifest.digest)
+        sets_in_it = None if contents is None else shard_sets(contents, boxes.group_of)
+        if sets_in_it is not None and len(sets_in_it) <= _MOST_SETS:
+            sets[manifest.digest] = sets_in_it
+    needs = boxes.needs_of(holdings.process_index, leaves)
+    named = msgspec.structs.replace(inventory, sets=sets)
+    return named, needs if len(needs) <= _MOST_SETS else None

@@ -41,6 +41,7 @@ from emergency_ckpt.restore.request import (
     RestoreParts,
     RestoreReport,
     RestoreRequest,
+    described,
     no_plan_error,
 )
 from emergency_ckpt.restore.room import RestoreRoom
@@ -94,6 +95,7 @@ class Restore:
         self._calls = HolderCalls(parts.client, parts.events, self._progress)
         boxes = BoxTable(request.tree, count)
         self._targets = boxes.shards_of(self._me)
+        self._boxes = boxes
         leader: RestoreLeader | None = None
         if self._me == 0:
             leader = RestoreLeader(parts, request, boxes.targets(), self._calls, end_s)
@@ -165,8 +167,10 @@ class Restore:
 
     def _report(self) -> Row:
         tier = self._parts.tier
+        inventory, needs = described(self._parts.holdings, self._boxes, self._request.tree)
         return self._rounds.report(
-            self._parts.holdings.inventory(),
+            inventory,
+            needs=needs,
             wants_host_state=self._request.wants_host_state,
             damaged=tier.damaged(),
             restored=tier.restored(),

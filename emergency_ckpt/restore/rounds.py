@@ -55,6 +55,8 @@ class Report(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The inventory of one process, the step that the process asks for, and a digest of its state.
 
     Attributes:
+      needs: the sorted names of the sets of shards that the process needs; None where these are not
+        known.
       step: None: the newest complete step.
       damaged: by digest, shards of its own copies that it found damaged before.
       restored: the saves from which the newest lives began, by its records.
@@ -63,6 +65,7 @@ class Report(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     inventory: HolderInventory
     state_digest: str
     wants_host_state: bool
+    needs: tuple[str, ...] | None = None
     step: int | None = None
     damaged: dict[str, tuple[int, ...]] = {}
     restored: tuple[RestoredSave, ...] = ()
@@ -255,12 +258,13 @@ class RestoreRounds:
         inventory: HolderInventory,
         *,
         wants_host_state: bool,
+        needs: tuple[str, ...] | None = None,
         damaged: dict[str, tuple[int, ...]] | None = None,
         restored: tuple[RestoredSave, ...] = (),
     ) -> Row:
         """Return the row that reports what this process has and wants."""
         digest, step = self._state_digest, self._step
-        report = Report(inventory, digest, wants_host_state, step, damaged or {}, restored)
+        report = Report(inventory, digest, wants_host_state, needs, step, damaged or {}, restored)
         return Row(report=report)
 
     def hold(self, row: Row) -> Next:

@@ -45,6 +45,7 @@ from emergency_ckpt.core.restore.inventory import Quarantined
 from emergency_ckpt.core.restore.part import (
     fetch_groups,
     fullest_first,
+    has_shards,
     missing_shards,
     own_shards,
     same_shards,
@@ -57,7 +58,7 @@ from emergency_ckpt.core.restore.plan_types import (
     digests_by_holder,
 )
 from emergency_ckpt.core.shard_layout import Layout, lay_out
-from emergency_ckpt.errors import CheckpointError, NotHeld, RamdiskFull, RestoreFailed
+from emergency_ckpt.errors import CheckpointError, CorruptData, NotHeld, RamdiskFull, RestoreFailed
 from emergency_ckpt.ram.manifest import build_contents
 from emergency_ckpt.ram.tier import LocalTier, SlotWriter
 from emergency_ckpt.restore.holders import HolderCalls
@@ -276,12 +277,15 @@ class ShardCollection:
         self._progress.expect(self._size_bytes(groups))
         self._receive(own, groups)
 
-    def _contents_from(self, sources: Sequence[ManifestHolders]) -> tuple[str, Contents]:
+    def _contents_from(
+        self, sources: Sequence[ManifestHolders], shards: Collection[ShardId]
+    ) -> tuple[str, Contents]:
         """Return the digest and the manifest of a source: one at hand, or the first to come."""
         for source in sources:
-            if source.digest in self._contents:
-                return source.digest, self._contents[source.digest]
-        digest, contents = self._fetcher.contents_from(sources)
+            at_hand = self._contents.get(source.digest)
+            if at_hand is not None and has_shards(at_hand, shards):
+                return source.digest, at_hand
+        digest, contents = self._fetcher.contents_from(sources, shards)
         self._contents[digest] = contents
         self.held.know(contents.leaves)
         return digest, contents
@@ -591,28 +595,38 @@ class ShardFetcher:
             detail=detail,
         )
 
-    def contents_from(self, sources: Sequence[ManifestHolders]) -> tuple[str, Contents]:
-        """Return the manifest that the first holder gives, and its digest.
+    def contents_from(
+        self, sources: Sequence[ManifestHolders], shards: Collection[ShardId]
+    ) -> tuple[str, Contents]:
+        """Return the first manifest with ``shards`` that a holder gives, and its digest.
 
-        CopiesFailed when no holder has its manifest, HolderUnreachable.
+        CopiesFailed when no holder has such a manifest, HolderUnreachable.
         """
         digest_at = digests_by_holder(sources)
 
         def failed(holder: str, error: CheckpointError) -> None:
             self.mark_failed(Quarantined(holder, digest_at[holder]), None, str(error))
 
-        answer = self._calls.first(
-            f"manifest {sources[0].digest[:12]} of step {self._save.step}",
-            tuple(digest_at),
-            lambda holder: (digest_at[holder], self._contents_at(holder, digest_at[holder])),
-            failed,
-        )
+        def ask(holder: str) -> tuple[str, Contents]:
+            digest = digest_at[holder]
+            contents = self._contents_at(holder, digest)
+            if not has_shards(contents, shards):  # the leader believed the holder's report
+                problem = "the manifest lacks shards that its holder has reported"
+                raise CorruptData("restore", f"manifest {digest[:12]} at {holder}", problem)
+            return digest, contents
+
+        what = f"manifest {sources[0].digest[:12]} of step {self._save.step}"
+        answer = self._calls.first(what, tuple(digest_at), ask, failed)
         if answer is None:
             raise CopiesFailed(self._save.step, self.unusable)
         return answer
 
     def _contents_at(self, holder: str, digest: str) -> Contents:
-        return fetch_contents(self._calls.client, self._addresses[holder], digest)
+        contents = fetch_contents(self._calls.client, self._addresses[holder], digest)
+        if contents.save != self._save:
+            target = f"manifest {digest[:12]} at {holder}"
+            raise CorruptData("restore", target, f"it is of step {contents.save.step}")
+        return contents
 
     def fetch_all(
         self,

@@ -30,7 +30,12 @@ from emergency_ckpt.errors import (
 )
 from emergency_ckpt.restore.holders import HolderCalls
 from emergency_ckpt.restore.leader import LISTING_TIMEOUT_S, RestoreLeader
-from emergency_ckpt.restore.request import CompleteSteps, RestoreParts, RestoreRequest
+from emergency_ckpt.restore.request import (
+    CompleteSteps,
+    RestoreParts,
+    RestoreRequest,
+    described,
+)
 from emergency_ckpt.restore.rounds import RestoreRounds
 from emergency_ckpt.state import host_state as host_states
 from emergency_ckpt.state.tree import BoxTable, PyTree, describe
@@ -133,12 +138,12 @@ class StepCatalog:
         end_s = time.monotonic() + limits.patience_s
         request = RestoreRequest(tree, state, None, wants_host_state=True, retained=None)
         leader: RestoreLeader | None = None
+        boxes = BoxTable(tree, parts.coordinator.process_count)
         if parts.coordinator.process_index == 0:
-            targets = BoxTable(tree, parts.coordinator.process_count).targets()
             # Ends before the others stop waiting for its outcome.
             progress = WorkProgress.until(end_s - limits.patience_s / 10)
             calls = HolderCalls(parts.client, parts.events, progress)
-            leader = RestoreLeader(parts, request, targets, calls, end_s)
+            leader = RestoreLeader(parts, request, boxes.targets(), calls, end_s)
         rounds = RestoreRounds(
             parts.coordinator,
             name,
@@ -147,8 +152,10 @@ class StepCatalog:
             leader,
             deadline_s=end_s,
         )
-        inventory, damaged = parts.holdings.inventory(), parts.tier.damaged()
-        return rounds.survey(rounds.report(inventory, wants_host_state=True, damaged=damaged))
+        (inventory, needs), damaged = described(parts.holdings, boxes, tree), parts.tier.damaged()
+        return rounds.survey(
+            rounds.report(inventory, needs=needs, wants_host_state=True, damaged=damaged)
+        )
 
     def ramdisks_intact(self) -> bool:
         """Return whether every process still has its directory in RAM. Collective."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import threading
 import time
 from collections.abc import Sequence
@@ -15,7 +14,7 @@ from emergency_ckpt.cluster.peers import Peers
 from emergency_ckpt.cluster.shard_source import holder_name
 from emergency_ckpt.cluster.timelines import Timelines
 from emergency_ckpt.core.restore.divergence import find_divergence
-from emergency_ckpt.core.shard_layout import Layout
+from emergency_ckpt.core.shard_layout import Layout, layout_digest
 from emergency_ckpt.errors import CheckpointError, SaveFailed, TransferError
 from emergency_ckpt.events import EventSink
 from emergency_ckpt.ram.manifest import build_contents
@@ -28,6 +27,8 @@ from emergency_ckpt.state.staging import LandingPlace
 from emergency_ckpt.types import LOCAL, Contents, LeafSpec, OrbaxStep, SaveId
 
 _TOLD_AGAIN_S = 60.0
+_LAYOUT_BYTES = 8
+"""So much of a layout's name is in a ballot, since the ballots of thousands come at once."""
 _NOT_SENT = (
     "save step %s to the local tier: the record that this process has no host state could not be"
     " sent to process %s (%s). If this host is lost before a save that sends it, restores pass over"
@@ -241,7 +242,8 @@ class LocalSaves:
             "save.stage", stage="published", step=step, size_bytes=size_bytes, seconds=seconds
         )
         self._publish_host_state(job)
-        layout = layout_digest(job.layout)
+        shards = (placed.shard for placed in job.layout.shards)
+        layout = bytes.fromhex(layout_digest(job.leaves, shards))[:_LAYOUT_BYTES]
         unchanged_since = self._unchanged.compare(step, layout, crcs)
         return Ballot(
             bytes.fromhex(digest), layout, finite=is_finite, unchanged_since=unchanged_since
@@ -402,9 +404,3 @@ class LocalSaves:
                 continue
             for divergence in find_divergence(save, contents):
                 self._events.emit("divergence", step=save.step, text=divergence.describe())
-
-
-def layout_digest(layout: Layout) -> bytes:
-    """Return a short name of the set of shards; replicas that store the same shards share it."""
-    names = "\n".join(f"{placed.shard.leaf} {placed.shard.box}" for placed in layout.shards)
-    return hashlib.sha256(names.encode()).digest()[:8]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -18,7 +18,7 @@ from emergency_ckpt.core.boxes import whole
 from emergency_ckpt.core.limits import MAX_DIMENSIONS, MAX_PATH_CHARS
 from emergency_ckpt.core.placement import HeldLeaves
 from emergency_ckpt.core.restore.leaves import PYTHON_NUMBERS
-from emergency_ckpt.core.shard_layout import DTYPE_ITEM_BYTES
+from emergency_ckpt.core.shard_layout import DTYPE_ITEM_BYTES, layout_digest
 from emergency_ckpt.errors import InvalidState
 from emergency_ckpt.types import Box, LeafSpec, ShardId
 
@@ -274,6 +274,29 @@ def box_at(indices: Sequence[slice], shape: Sequence[int]) -> Box:
     )
 
 
+class _Targets(Mapping[int, tuple[ShardId, ...]]):
+    """Shards by process index, from a function that is called once, when the first are used."""
+
+    def __init__(
+        self, process_count: int, make: Callable[[], Mapping[int, tuple[ShardId, ...]]]
+    ) -> None:
+        self._count = process_count
+        self._make = make
+
+    @functools.cached_property
+    def _made(self) -> Mapping[int, tuple[ShardId, ...]]:
+        return self._make()
+
+    def __getitem__(self, process: int) -> tuple[ShardId, ...]:
+        return self._made[process]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(self._count))
+
+    def __len__(self) -> int:
+        return self._count
+
+
 class BoxTable:
     """The boxes of each leaf that each process holds. Leaves of one sharding and shape share them.
 
@@ -290,6 +313,9 @@ class BoxTable:
             if key not in self._by_kind:
                 self._by_kind[key] = self._boxes_by_process(leaf)
             self._leaf_keys.append((leaf.spec, key))
+        self._key_by_path = {spec.path: key for spec, key in self._leaf_keys}
+        self._groups: dict[tuple[object, ...], dict[Box, int]] = {}
+        self._group_numbers: dict[tuple[int, ...], int] = {}  # by the processes of the group
 
     def _boxes_by_process(self, leaf: Leaf) -> dict[int, tuple[Box, ...]]:
         boxes_of: dict[int, set[Box]] = {}
@@ -308,8 +334,37 @@ class BoxTable:
             for box in self._by_kind[key].get(process, ())
         )
 
-    def targets(self) -> dict[int, tuple[ShardId, ...]]:
-        """Return ``shards_of`` every process; processes with equal shards share one tuple."""
+    def group_of(self, shard: ShardId) -> int | None:
+        """Return a number that shards share which the same processes hold; None for no holder."""
+        key = self._key_by_path.get(shard.leaf)
+        if key is None:
+            return None
+        groups = self._groups.get(key)
+        if groups is None:
+            number = self._group_numbers
+            holders = self._holders(key)
+            groups = {box: number.setdefault(who, len(number)) for box, who in holders.items()}
+            self._groups[key] = groups
+        return groups.get(shard.box)
+
+    def needs_of(self, process: int, leaves: Sequence[LeafSpec]) -> tuple[str, ...]:
+        """Return the sorted names of the sets of shards that ``process`` holds, of a state.
+
+        The sets are as in ``shard_sets``, and the state has these ``leaves``.
+        """
+        sets: dict[int | None, list[ShardId]] = {}
+        for shard in self.shards_of(process):
+            sets.setdefault(self.group_of(shard), []).append(shard)
+        return tuple(sorted(layout_digest(leaves, shards) for shards in sets.values()))
+
+    def targets(self) -> Mapping[int, tuple[ShardId, ...]]:
+        """Return ``shards_of`` every process; processes with equal shards share one tuple.
+
+        The shards are made at the first use of any, since few restores need those of all.
+        """
+        return _Targets(self._process_count, self._targets)
+
+    def _targets(self) -> dict[int, tuple[ShardId, ...]]:
         kinds = list(self._by_kind.values())
         shared: dict[tuple[tuple[Box, ...], ...], tuple[ShardId, ...]] = {}
         result: dict[int, tuple[ShardId, ...]] = {}

@@ -29,12 +29,12 @@ from memory_coordination import tell_address
 from emergency_ckpt.background import Failures
 from emergency_ckpt.cluster import LocalCoordinator, Peers
 from emergency_ckpt.cluster.timelines import Timelines
-from emergency_ckpt.core.shard_layout import lay_out
+from emergency_ckpt.core.shard_layout import lay_out, layout_digest
 from emergency_ckpt.errors import SaveFailed
 from emergency_ckpt.events import Event, EventSink
 from emergency_ckpt.ram import LocalTier
 from emergency_ckpt.save import Ballot, Outcome, Vote
-from emergency_ckpt.save.local_save import LocalSave, LocalSaves, layout_digest
+from emergency_ckpt.save.local_save import LocalSave, LocalSaves
 from emergency_ckpt.save.persistent.capture import SlotCapture
 from emergency_ckpt.save.value_checks import FiniteLeaves
 from emergency_ckpt.state import Snapshot, host_state
@@ -45,6 +45,7 @@ RUN_ID = "run"
 LEAVES = (LeafSpec("w", "uint8", (3, 5000)), LeafSpec("empty", "float32", (0,)))
 SHARDS = [ShardId("w", ((0, 3), (0, 5000))), ShardId("empty", ((0, 0),))]
 LAYOUT = lay_out(LEAVES, [(SHARDS[0], 15000), (SHARDS[1], 0)])
+NAME = layout_digest(LEAVES, sorted(SHARDS))
 
 
 class ScriptedVote(Vote):
@@ -285,7 +286,7 @@ def test_second_save_of_a_complete_step_is_kept_in_ram(process: Process) -> None
 def test_ballot_names_contents_and_layout(process: Process, vote: ScriptedVote) -> None:
     process.saves.run(job(1))
     assert vote.ballots == [
-        Ballot(digest=bytes.fromhex(process.held()[1]), layout=layout_digest(LAYOUT)),
+        Ballot(digest=bytes.fromhex(process.held()[1]), layout=bytes.fromhex(NAME)[:8]),
     ]
 
 
@@ -408,11 +409,9 @@ def test_own_failure_of_a_late_save_is_recorded(ramdisk: Path, fits: bool) -> No
 
 
 def test_layout_digests_differ_with_the_shards() -> None:
-    fewer = lay_out(LEAVES, [(SHARDS[1], 0)])
-    assert layout_digest(fewer) != layout_digest(LAYOUT)
-    assert layout_digest(lay_out(LEAVES, [(SHARDS[1], 0), (SHARDS[0], 15000)])) == layout_digest(
-        LAYOUT
-    )
+    assert layout_digest(LEAVES, SHARDS[1:]) != NAME
+    assert layout_digest(LEAVES[:1], sorted(SHARDS)) != NAME
+    assert layout_digest(reversed(LEAVES), sorted(SHARDS)) == NAME
 
 
 @pytest.mark.parametrize(("drops_older", "held"), [(True, [15]), (False, [10, 15])])

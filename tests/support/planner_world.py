@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+
+import msgspec
 
 from emergency_ckpt.core.boxes import volume
 from emergency_ckpt.core.placement import (
@@ -22,6 +25,7 @@ from emergency_ckpt.core.restore.inventory import (
     PersistentStep,
     Quarantined,
 )
+from emergency_ckpt.core.shard_layout import layout_digest, shard_sets
 from emergency_ckpt.types import Box, Contents, LeafSpec, SaveId, ShardEntry, ShardId
 
 RUN = "run"
@@ -80,6 +84,38 @@ class Layout:
     def stored(self, process: int) -> tuple[ShardId, ...]:
         """What the process stores."""
         return place(self.placement, self.topology, process, self.held())
+
+
+def with_sets(
+    inventory: Inventory, targets: Mapping[int, tuple[ShardId, ...]], leaves: Mapping[str, LeafSpec]
+) -> Inventory:
+    """The inventory as processes report it: with the sets of shards that they hold and need."""
+    who: dict[ShardId, set[int]] = {}
+    for process, shards in targets.items():
+        for shard in shards:
+            who.setdefault(shard, set()).add(process)
+    numbers: dict[frozenset[int], int] = {}
+    groups = {s: numbers.setdefault(frozenset(ps), len(numbers)) for s, ps in sorted(who.items())}
+    sets: dict[str, dict[str, str]] = {}
+    for digest, contents in inventory.manifests.items():
+        if all(0 <= entry.leaf < len(contents.leaves) for entry in contents.shards):
+            in_it = shard_sets(contents, groups.get)
+            if in_it is not None:
+                sets[digest] = in_it
+    needs: dict[int, tuple[str, ...]] = {}
+    for process, shards in targets.items():
+        needed: dict[int, list[ShardId]] = {}
+        for shard in sorted(shards):
+            needed.setdefault(groups[shard], []).append(shard)
+        names = (layout_digest(leaves.values(), some) for some in needed.values())
+        needs[process] = tuple(sorted(names))
+    holders = [
+        msgspec.structs.replace(
+            holder, sets={t.digest: sets[t.digest] for t in holder.tensors if t.digest in sets}
+        )
+        for holder in inventory.holders
+    ]
+    return msgspec.structs.replace(inventory, holders=tuple(holders), needs=needs)
 
 
 @dataclass

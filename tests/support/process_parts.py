@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from emergency_ckpt.core.restore.inventory import Inventory
-from emergency_ckpt.core.restore.part import fetch_groups, missing_shards, own_shards
+from emergency_ckpt.core.restore.part import fetch_groups, has_shards, missing_shards, own_shards
 from emergency_ckpt.core.restore.plan_types import (
     Copies,
     FetchGroup,
@@ -15,7 +15,7 @@ from emergency_ckpt.core.restore.plan_types import (
     RestorePlan,
     TargetSet,
 )
-from emergency_ckpt.types import Contents
+from emergency_ckpt.types import Contents, ShardId
 
 
 class OwnRead(NamedTuple):
@@ -62,8 +62,12 @@ def _part_of(
     present = {manifests[group.digest].shard_id(i) for group in own for i in group.shards}
     missing = set(missing_shards(copies, targets, present))
 
-    def manifest_of(sources: Sequence[ManifestHolders]) -> tuple[str, Contents]:
-        return sources[0].digest, manifests[sources[0].digest]
+    def manifest_of(
+        sources: Sequence[ManifestHolders], shards: Collection[ShardId]
+    ) -> tuple[str, Contents]:
+        digest = sources[0].digest
+        assert has_shards(manifests[digest], shards)
+        return digest, manifests[digest]
 
     fetch = fetch_groups(copies, targets, missing, me, manifest_of)
     reads = [OwnRead(g.digest, g.shards, _others(copies, g.digest, me)) for g in own]

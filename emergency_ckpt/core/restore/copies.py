@@ -12,7 +12,7 @@ No process is told what to read: ``part`` is how each process chooses among the 
 from __future__ import annotations
 
 from collections import Counter, defaultdict, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from itertools import count
@@ -38,6 +38,7 @@ MAX_HINTS = 64
 """Manifests of processes with equal needs that are searched before those of the whole job."""
 
 _T = TypeVar("_T")
+_Key = TypeVar("_Key", bound=Hashable)
 
 
 def locate(
@@ -60,14 +61,28 @@ def locate(
     missing = _missing_lines(needs.values())
     if missing:
         return missing
-    # The processes of one target set begin one after the other, those of the next one beside them.
+    key_of = {process: id(target) for process, target in canonical.items()}
+    return spread(needs, key_of, lambda process: tensors.own_manifests(own.get(process, "")))
+
+
+def spread(
+    needs: Mapping[_Key, Needs],
+    key_of: Mapping[int, _Key],
+    own: Callable[[int], tuple[OwnManifest, ...]],
+) -> dict[int, Copies]:
+    """Return the copies for each process, which begins at its own place in the lists.
+
+    Args:
+      key_of: names the needs of each process.
+      own: returns the manifests that a process has itself.
+    """
+    # The processes of equal needs begin one after the other, those of the next ones beside them.
     places = {key: number for number, key in enumerate(needs)}
     located: dict[int, Copies] = {}
-    for process in sorted(targets):
-        key = id(canonical[process])
+    for process in sorted(key_of):
+        key = key_of[process]
         place = places[key]
-        manifests = tensors.own_manifests(own.get(process, ""))
-        located[process] = Copies(_nearest(needs[key], place), manifests, place)
+        located[process] = Copies(_nearest(needs[key], place), own(process), place)
         places[key] += 1
     return located
 
@@ -179,21 +194,7 @@ def classify(tensors: SaveTensors, target: TargetSet, hints: Iterable[str]) -> N
     shards that overlap it take its place in the bundles. Targets without elements that are in none
     of the hints need nothing.
     """
-    hinted = sorted(hints)
-    if hinted and all(_is_exactly(tensors, digest, target) for digest in hinted):
-        sources = tuple(ManifestHolders(digest, tensors.holders_of(digest, 0)) for digest in hinted)
-        return Needs((Bundle(None, (), sources),))
-    return _Sorting(tensors, target, hinted).needs()
-
-
-def _is_exactly(tensors: SaveTensors, digest: str, target: TargetSet) -> bool:
-    """Return whether all holders have just the shards of ``target``, in the same order, intact."""
-    shards = tensors.contents[digest].shards
-    if tensors.is_damaged(digest) or len(shards) != len(target) or not shards:
-        return False
-    if list(map(_BOX, shards)) != list(map(_BOX, target)):
-        return False
-    return tensors.paths(digest) == tuple(map(_LEAF, target))
+    return _Sorting(tensors, target, sorted(hints)).needs()
 
 
 @dataclass(frozen=True)

@@ -50,6 +50,8 @@ class HolderInventory(msgspec.Struct, frozen=True, forbid_unknown_fields=True, g
         distinguishes a job that lost its checkpoints from one that never had any.
       timeline: the record of rolled-back saves that this holder has.
       incarnation: the newest incarnation of the job that it has heard of.
+      sets: by digest of a manifest, the sets of shards in it (``shard_layout.shard_sets``). A
+        manifest that is not among these must be read.
     """
 
     holder: str
@@ -60,6 +62,7 @@ class HolderInventory(msgspec.Struct, frozen=True, forbid_unknown_fields=True, g
     known_complete: SaveId | None = None
     timeline: Timeline | None = None
     incarnation: str = ""
+    sets: dict[str, dict[str, str]] = {}
 
     @property
     def greatest(self) -> int:
@@ -131,7 +134,11 @@ def persistent_unreadable(step: int) -> Quarantined:
 class Inventory(msgspec.Struct, frozen=True):
     """The leader's input: every holder, the manifests by digest, and the persistent steps.
 
-    ``timeline``: the newest known to any of them; None before the first completed restore.
+    Attributes:
+      manifests: those that were read.
+      timeline: the newest known to any holder; None before the first completed restore.
+      needs: by process, the sorted names of the sets of shards that the process needs; without the
+        processes that have not reported it.
     """
 
     holders: tuple[HolderInventory, ...]
@@ -139,6 +146,7 @@ class Inventory(msgspec.Struct, frozen=True):
     persistent: tuple[PersistentStep, ...] = ()
     quarantined: frozenset[Quarantined] = frozenset()
     timeline: Timeline | None = None
+    needs: Mapping[int, tuple[str, ...]] = {}
 
 
 def newest_timeline(

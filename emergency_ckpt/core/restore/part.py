@@ -89,7 +89,7 @@ def fetch_groups(
     targets: TargetSet,
     missing: Collection[ShardId],
     me: str,
-    contents_of: Callable[[Sequence[ManifestHolders]], tuple[str, Contents]],
+    contents_of: Callable[[Sequence[ManifestHolders], Collection[ShardId]], tuple[str, Contents]],
 ) -> list[FetchGroup]:
     """Return from whom the process fetches the ``missing`` shards.
 
@@ -97,8 +97,8 @@ def fetch_groups(
 
     Args:
       me: name of the process as a holder.
-      contents_of: returns the manifest of the first of these sources that answers, after the
-        digest of the manifest.
+      contents_of: returns the manifest of the first of these sources that answers, which has all
+        these shards, after the digest of the manifest.
     """
     lacking: dict[tuple[ManifestHolders, ...], list[ShardId]] = {}
     at_hand = {own.digest for own in copies.own}  # each other manifest has to be fetched first
@@ -120,7 +120,7 @@ def fetch_groups(
     fetched: dict[ManifestHolders, list[ShardId]] = {}
     alternates: dict[ManifestHolders, dict[ManifestHolders, None]] = {}
     for sources, shards in lacking.items():
-        digest, manifests[digest] = contents_of(sources)
+        digest, manifests[digest] = contents_of(sources, shards)
         source = next(source for source in sources if source.digest == digest)
         fetched.setdefault(source, []).extend(shards)
         alternates.setdefault(source, {}).update((s, None) for s in sources if s != source)
@@ -144,6 +144,11 @@ def shards_of(contents: Contents) -> Iterator[tuple[ShardId, int]]:
     for index, entry in enumerate(contents.shards):
         if 0 <= entry.leaf < len(contents.leaves):
             yield contents.shard_id(index), index
+
+
+def has_shards(contents: Contents, shards: Collection[ShardId]) -> bool:
+    """Return whether a manifest has all of ``shards``."""
+    return dict(shards_of(contents)).keys() >= set(shards)
 
 
 def same_shards(

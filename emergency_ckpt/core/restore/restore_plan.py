@@ -7,7 +7,8 @@ that is passed over is reported with what it lacked.
 
 1. ``filter_inventory`` groups the reported inventories by save, and drops what is unusable.
 2. ``plan_restore`` goes through the saves, newest first, down to the first that is complete: in
-   tensors by ``copies``, in host states by ``choose_host_states``.
+   tensors by the sets of shards that the holders report, else by the manifests (``copies``), and in
+   host states by ``choose_host_states``.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from itertools import islice
 import msgspec
 
 from emergency_ckpt.core.boxes import covers, whole
-from emergency_ckpt.core.restore.copies import SaveTensors, locate
+from emergency_ckpt.core.restore.copies import Needs, SaveTensors, locate, spread
 from emergency_ckpt.core.restore.divergence import left_out
 from emergency_ckpt.core.restore.inventory import (
     HeldHostState,
@@ -33,9 +34,12 @@ from emergency_ckpt.core.restore.inventory import (
 from emergency_ckpt.core.restore.leaves import compare_leaves
 from emergency_ckpt.core.restore.plan_types import (
     MAX_REJECTIONS,
+    Bundle,
     Copies,
     HostStateFetch,
+    ManifestHolders,
     NoPlan,
+    OwnManifest,
     Rejection,
     RestorePlan,
     TargetSet,
@@ -187,10 +191,17 @@ class _Planner:
         states: HostStates | str | None = None
         if self._needs_host_state:
             states = choose_host_states(part, len(self._targets))
-        matching, foreign = _by_leaves(part, self._inventory, self._leaves)
-        others = left_out(part.save, matching, part.manifests, part.damaged)
-        tensors = SaveTensors(matching, part.manifests, _without(part, others))
-        copies = locate(tensors, self._targets, self._usable.own) if matching else ["no manifest"]
+        matching: dict[str, Contents] = {}
+        foreign: dict[str, Contents] = {}
+        others: dict[str, frozenset[int]] = {}
+        copies: dict[int, Copies] | list[str] | None = self._whole_copies(part)
+        if copies is None:
+            matching, foreign = _by_leaves(part, self._inventory, self._leaves)
+            others = left_out(part.save, matching, part.manifests, part.damaged)
+            tensors = SaveTensors(matching, part.manifests, _without(part, others))
+            copies = ["no manifest"]
+            if matching:
+                copies = locate(tensors, self._targets, self._usable.own)
         mismatches = self._mismatches(foreign, part) if isinstance(copies, list) else ()
         lacks: list[str] = []
         if isinstance(copies, list) and not mismatches:
@@ -218,6 +229,37 @@ class _Planner:
         if states is None or states.all_empty:
             return plan
         return self._count_mismatch(step, states.count) or self._with_host_states(plan, states)
+
+    def _whole_copies(self, part: SaveParts) -> dict[int, Copies] | None:
+        """Return the copies where each process needs just the shards of one manifest; else None.
+
+        The reported sets of shards suffice, so no manifest is read. Where a set has other bytes in
+        another manifest, the manifests must tell which shards differ.
+        """
+        needs = self._inventory.needs
+        # Nobody's report shows that a save of other leaves suits a process that needs no shard.
+        if part.has_differing or not all(needs.get(process) for process in self._targets):
+            return None
+        whole: dict[tuple[str, ...], Needs] = {}
+        at_hand: dict[str, list[OwnManifest]] = {}
+        for names in {needs[process] for process in self._targets}:
+            for digest, holders in sorted(part.layouts.get(names, {}).items()):
+                damaged = part.damaged.get(digest, {})
+                intact = tuple(holder for holder in holders if holder not in damaged)
+                if intact and names not in whole:
+                    source = ManifestHolders(digest, intact)
+                    whole[names] = Needs((Bundle(None, (), (source,)),))
+                for holder in holders:
+                    unusable = tuple(sorted(damaged.get(holder, ())))
+                    at_hand.setdefault(holder, []).append(OwnManifest(digest, unusable))
+            if names not in whole:
+                return None
+
+        def own(process: int) -> tuple[OwnManifest, ...]:
+            manifests = at_hand.get(self._usable.own.get(process, ""), ())
+            return tuple(sorted(manifests, key=lambda manifest: manifest.digest))
+
+        return spread(whole, {process: needs[process] for process in self._targets}, own)
 
     def _mismatches(self, foreign: Mapping[str, Contents], part: SaveParts) -> tuple[str, ...]:
         """Return the differences of a complete save of other leaves; empty when it is not complete.
@@ -375,6 +417,8 @@ class SaveParts:
     Attributes:
       manifests: digest -> holders that published it and have it intact or in part.
       damaged: digest -> holder -> shard indices that are quarantined there.
+      layouts: names of the sets of shards -> digest -> holders, by the holders' reports.
+      has_differing: some set of shards has other bytes in one manifest than in another.
       host_states: (holder, what it holds) of each intact host state.
       faults: reported parts of this save that cannot be used, in words.
     """
@@ -384,10 +428,46 @@ class SaveParts:
     damaged: dict[str, dict[str, frozenset[int]]] = field(
         default_factory=dict[str, dict[str, frozenset[int]]]
     )
+    layouts: dict[tuple[str, ...], dict[str, list[str]]] = field(
+        default_factory=dict[tuple[str, ...], dict[str, list[str]]]
+    )
+    has_differing: bool = False
     host_states: list[tuple[str, HeldHostState]] = field(
         default_factory=list[tuple[str, HeldHostState]]
     )
     faults: list[str] = field(default_factory=list[str])
+    _sets: dict[str, str] = field(default_factory=dict[str, str])
+
+    def add(
+        self,
+        holder: str,
+        digest: str,
+        sets: Mapping[str, str] | None,
+        fault: str,
+        bad: set[int] | None,
+    ) -> None:
+        """Add a manifest of a holder.
+
+        Args:
+          sets: of its shards; None where they are not known, or no shard can be used.
+          fault: why the manifest itself cannot be used; empty when it can.
+          bad: the shards that are quarantined there.
+        """
+        label = f"manifest {digest[:12]} at {holder}"
+        if sets is not None:
+            at = self.layouts.setdefault(tuple(sorted(sets)), {}).setdefault(digest, [])
+            at.append(holder)
+            for name, crcs in sets.items():
+                self.has_differing |= self._sets.setdefault(name, crcs) != crcs
+        if bad:
+            self.damaged.setdefault(digest, {})[holder] = frozenset(bad)
+        if fault:
+            self.faults.append(f"{label} {fault}")
+            return
+        self.manifests.setdefault(digest, []).append(holder)
+        if bad:
+            count = f"{len(bad)} shard{'s' if len(bad) > 1 else ''}"
+            self.faults.append(f"{count} of {label} quarantined")
 
 
 @dataclass
@@ -432,18 +512,13 @@ def filter_inventory(inventory: Inventory) -> UsableInventory:
             complete.setdefault(holder.known_complete, []).append(name)
             part_of(holder.known_complete)  # listed, even if no holder has a part
         for manifest in sorted(set(holder.tensors)):
-            part, where = part_of(manifest.save), (name, manifest.digest)
+            where = (name, manifest.digest)
             contents = inventory.manifests.get(manifest.digest)
-            label = f"manifest {manifest.digest[:12]} at {name}"
             fault = _fault_of(manifest.save, contents, is_quarantined=where in entire)
-            if fault:
-                part.faults.append(f"{label} {fault}")
-                continue
-            part.manifests.setdefault(manifest.digest, []).append(name)
-            if bad := partial.get(where):
-                part.damaged.setdefault(manifest.digest, {})[name] = frozenset(bad)
-                count = f"{len(bad)} shard{'s' if len(bad) > 1 else ''}"
-                part.faults.append(f"{count} of {label} quarantined")
+            sets = holder.sets.get(manifest.digest)
+            if fault and (contents is not None or where in entire):
+                sets = None
+            part_of(manifest.save).add(name, manifest.digest, sets, fault, partial.get(where))
         for host_state in holder.host_states:
             part = part_of(host_state.save)
             if (name, host_state.digest) in entire:

@@ -26,7 +26,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from planner_world import Layout, Machine, PlannerWorld
+from planner_world import Layout, Machine, PlannerWorld, with_sets
 from process_parts import Part, parts_of, shards_text
 
 from emergency_ckpt.core.restore.inventory import (
@@ -153,15 +153,30 @@ class Scenario:
         self.leaves[path] = spec
 
     def do_plan(self, args: dict[str, str], flags: set[str]) -> list[str]:
-        outcome = plan_restore(
-            self.world.inventory(),
-            self.world.layout.targets(),
-            self.leaves,
-            requested_step=int(args["step"]) if "step" in args else None,
-            host_state_remap="remap" in flags,
-            needs_host_state="no-host-state" not in flags,
+        """What the processes report of their sets of shards leads to the same choice.
+
+        The choice may name fewer manifests with a shard: those that are whole for some process.
+        """
+        targets, inventory = self.world.layout.targets(), self.world.inventory()
+        lines, by_sets = (
+            self.render(
+                plan_restore(
+                    item,
+                    targets,
+                    self.leaves,
+                    requested_step=int(args["step"]) if "step" in args else None,
+                    host_state_remap="remap" in flags,
+                    needs_host_state="no-host-state" not in flags,
+                )
+            )
+            for item in (inventory, with_sets(inventory, targets, self.leaves))
         )
-        return self.render(outcome)
+        verdicts = (
+            [line for line in rendered if not line.startswith("  process ")]
+            for rendered in (by_sets, lines)
+        )
+        assert next(verdicts) == next(verdicts)
+        return lines
 
     def render(self, outcome: RestorePlan | NoPlan) -> list[str]:
         lines: list[str] = []

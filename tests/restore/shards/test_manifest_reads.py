@@ -22,17 +22,18 @@ STORED = RestorePlan(8, None, {})
 
 
 @pytest.mark.parametrize(
-    ("answer", "requested", "loaded", "expected"),
+    ("answer", "requested", "loaded", "expected", "asked"),
     [
-        (in_ram(8, "b"), None, (), ["8c", "12b"]),
-        (in_ram(4, "b"), 4, (), []),
-        (in_ram(12, "b"), None, (), []),
-        (STORED, None, (), ["8c", "12b"]),
-        (STORED, None, (8,), ["8a", "8b", "8c", "12b"]),
-        (NoPlan("unrecoverable"), None, (), list(UNREAD)),
-        (NoPlan("nothing"), None, (), list(UNREAD)),
-        (NoPlan("step_not_found", step=8), 8, (), ["8a", "8b", "8c"]),
-        (NoPlan("state_mismatch", step=8), None, (), ["12b"]),
+        (in_ram(8, "b"), None, (), ["8c", "12b"], []),
+        (in_ram(4, "b"), 4, (), [], []),
+        (in_ram(12, "b"), None, (), [], []),
+        (STORED, None, (), ["8c", "12b"], ["8a", "8b"]),
+        (STORED, None, (8,), ["8a", "8b", "8c", "12b"], []),
+        (NoPlan("unrecoverable"), None, (), list(UNREAD), []),
+        (NoPlan("nothing"), None, (), list(UNREAD), []),
+        (NoPlan("step_not_found", step=8), 8, (), ["8a", "8b", "8c"], []),
+        (NoPlan("state_mismatch", step=8), None, (), ["12b"], ["8a", "8b", "8c"]),
+        (NoPlan("foreign", step=8), None, (), ["12b"], ["8a", "8b", "8c"]),
     ],
 )
 def test_unread_manifests_of_newer_saves_are_waited_for(
@@ -40,8 +41,19 @@ def test_unread_manifests_of_newer_saves_are_waited_for(
     requested: int | None,
     loaded: tuple[int, ...],
     expected: list[str],
+    asked: list[str],
 ) -> None:
-    found = passed_over_unread(
-        answer, UNREAD.items(), requested, stored={8: "b"}, loaded_steps=loaded
+    """``asked``: those that are not waited for, but asked for, beside ``expected``."""
+    waited_for, read = (
+        passed_over_unread(
+            answer,
+            UNREAD.items(),
+            requested,
+            stored={8: "b"},
+            loaded_steps=loaded,
+            is_patient=is_patient,
+        )
+        for is_patient in (True, False)
     )
-    assert found == expected
+    assert waited_for == expected
+    assert sorted(read) == sorted([*expected, *asked])
