@@ -139,6 +139,7 @@ _COLUMNS: dict[str, Callable[[Row], str]] = {
     "lost": lambda row: row["lost"],
     "place s": lambda row: f"{row['place_s']:.3g}",
     "inventories s": lambda row: f"{row['inventories_s']:.3g}",
+    "manifests read": lambda row: str(row["manifests_read"]),
     "plan s": lambda row: f"{row['plan_s']:.3g}",
     "divergence s": lambda row: f"{row['divergence_s']:.3g}",
     "leader MiB": lambda row: f"{row['leader_bytes'] / 2**20:.0f}",

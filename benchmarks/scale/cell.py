@@ -69,6 +69,7 @@ def lead(cell: Cell, stored: Stored) -> dict[str, Any]:
         "save_bytes_per_process": max(save[1:]),
         "save_bytes": sum(save),
         "inventories_s": leader.taken_s,
+        "manifests_read": leader.peers.fetched,
         "plan_s": leader.planned_s - leader.searched_s,
         "divergence_s": leader.searched_s,
         "leader_bytes": leader.grown_bytes,

@@ -204,7 +204,7 @@ class Peers:
 
     def __init__(self, stored: Stored) -> None:
         self.fetched = 0
-        self._file = stored.path.open("rb", buffering=0)
+        self._path = stored.path
         self._places = stored.places
 
     def contents(self, _digest: str) -> None:
@@ -213,15 +213,18 @@ class Peers:
     def fetch_contents(self, _address: str, digest: str) -> bytes:
         self.fetched += 1
         start, size = self._places[digest]
-        return os.pread(self._file.fileno(), size, start)
+        with self._path.open("rb", buffering=0) as file:
+            return os.pread(file.fileno(), size, start)
 
 
 class TimedLeader(RestoreLeader):
     """A leader that times its work in CPU seconds of its process, independent of other load.
 
     ``lasted_s``: the time of all of it by the clock. ``grown_bytes``: the growth of this process
-    meanwhile.
+    meanwhile. ``peers``: from which it reads manifests.
     """
+
+    peers: Peers
 
     taken_s = read_s = planned_s = searched_s = lasted_s = 0.0
     grown_bytes = 0
@@ -328,4 +331,6 @@ def _leader_of(shape: Shape, peers: Peers) -> TimedLeader:
     request = RestoreRequest(shape.tree(), None, None, wants_host_state=True, retained=None)
     end_s = time.monotonic() + DEADLINE_S
     calls = HolderCalls(parts.client, events, WorkProgress.until(end_s))
-    return TimedLeader(parts, request, shape.targets(), calls, end_s)
+    leader = TimedLeader(parts, request, shape.targets(), calls, end_s)
+    leader.peers = peers
+    return leader

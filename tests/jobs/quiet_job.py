@@ -146,7 +146,28 @@ def one_after_the_other(world: JobProcess) -> dict[str, Any]:
         return {"started": started, "steps": ckpt.all_steps()}
 
 
-PROGRAMS = {program.__name__: program for program in (one_after_the_other, saving)}
+def restoring(world: JobProcess) -> dict[str, int]:
+    """What a restore asks of peers, by the name of the call; process 0 has lost its RAM."""
+    mesh, transfer = mesh_of(world.slices), Calls()
+    for name in ("fetch_contents", "fetch_shards"):
+        setattr(TransferClient, name, transfer.counted(name, getattr(TransferClient, name)))
+    iterator = Iterator(world.process)
+    with world.config("restoring", mesh=mesh).instantiate() as ckpt:
+        ckpt.restore(state=specs_on(mesh), host_state=iterator)
+        ckpt.save(step=5, state=state_at(5, mesh), host_state=iterator.at(5))
+        finish(ckpt)
+        world.meet()
+    host = None if world.process else 99
+    with world.config("restoring", mesh=mesh, host=host).instantiate() as ckpt:
+        assert ckpt.restore(state=specs_on(mesh), host_state=iterator)[0] == 5
+        world.meet()
+    made = Counter[str]()
+    for (_, name), count in transfer.made.items():
+        made[name] += count
+    return made
+
+
+PROGRAMS = {program.__name__: program for program in (one_after_the_other, saving, restoring)}
 
 if __name__ == "__main__":
     run_program(PROGRAMS)

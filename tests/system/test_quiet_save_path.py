@@ -1,4 +1,7 @@
-"""P7: what ``save`` does in the training thread, counted call by call on two real processes."""
+"""P7: what ``save`` does in the training thread, counted call by call on two real processes.
+
+And what a restore asks of peers.
+"""
 
 from __future__ import annotations
 
@@ -118,3 +121,11 @@ def test_no_process_waits_for_another(results: Results) -> None:
         assert result["one_after_the_other"] == {
             "value": {"started": [True, True], "steps": [5, 10]}
         }
+
+
+def test_leader_of_a_restore_asks_for_no_manifest_but_its_own(results: Results) -> None:
+    """Process 0 leads the restore, and has lost its RAM, so it fetches one manifest with shards."""
+    first, second = (result["restoring"]["value"] for result in results)
+    assert first["fetch_contents"] == 1
+    assert first["fetch_shards"] >= 1
+    assert second == {}

@@ -6,9 +6,9 @@ import random
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import event, given, settings
 from hypothesis import strategies as st
-from planner_world import Layout, PlannerWorld
+from planner_world import Layout, PlannerWorld, with_sets
 from process_parts import Part, parts_of
 
 from emergency_ckpt.core.restore.inventory import (
@@ -46,8 +46,11 @@ def alter(world: PlannerWorld, process: int, leaf: str = "w", crc: int = BAD) ->
 
 def planned(world: PlannerWorld, inventory: Inventory) -> dict[int, Part]:
     targets = world.layout.targets()
-    plan = plan_restore(inventory, targets, world.layout.leaves())
+    leaves = world.layout.leaves()
+    plan = plan_restore(inventory, targets, leaves)
     assert isinstance(plan, RestorePlan)
+    reported = with_sets(inventory, targets, leaves)
+    assert plan_restore(reported, targets, leaves) == plan
     assert msgspec.json.decode(msgspec.json.encode(plan), type=RestorePlan) == plan
     return parts_of(plan, inventory, targets)
 
@@ -184,7 +187,48 @@ def test_plan_takes_one_content_of_each_shard(data: st.DataObject) -> None:
         inventory, holders=tuple(order.sample(inventory.holders, len(inventory.holders)))
     )
     assert plan_restore(shuffled, targets, leaves, needs_host_state=False) == outcome
-    if isinstance(outcome, RestorePlan) and outcome.save == save:
-        parts = parts_of(outcome, inventory, targets)
+    reported = with_sets(inventory, targets, leaves)
+    unread = msgspec.structs.replace(reported, manifests={})
+    plans = [
+        plan
+        for plan in (
+            outcome,
+            plan_restore(reported, targets, leaves, needs_host_state=False),
+            plan_restore(unread, targets, leaves, needs_host_state=False),
+        )
+        if isinstance(plan, RestorePlan) and plan.save == save
+    ]
+    event(f"{len(plans)} plans")
+    for plan in plans:
+        parts = parts_of(plan, inventory, targets)
         for shard in holders:
             assert len({crc for _, crc in crcs_used(parts, inventory, shard)}) <= 1
+
+
+def test_leaf_that_differs_inside_a_slice_is_no_reason_to_restore_both() -> None:
+    """Each host's own set of shards has one content; the set that they share has two."""
+    world = PlannerWorld(Layout(2, 2))
+    save = world.save(10, "a", complete=True)
+    alter(world, 3, "b")
+    targets, leaves = world.layout.targets(), world.layout.leaves()
+    reported = with_sets(world.inventory(), targets, leaves)
+    unread = msgspec.structs.replace(reported, manifests={})
+    assert isinstance(plan_restore(unread, targets, leaves), NoPlan)
+    plan = plan_restore(reported, targets, leaves)
+    assert isinstance(plan, RestorePlan)
+    assert plan.save == save
+    used = crcs_used(parts_of(plan, reported, targets), reported, ShardId("b", ((0, 3),)))
+    assert len({crc for _, crc in used}) == 1
+
+
+def test_holder_with_a_damaged_shard_is_no_whole_copy() -> None:
+    world, _ = job(3)
+    targets, leaves = world.layout.targets(), world.layout.leaves()
+    digest = world.machine(1).tensors[-1].digest
+    world.quarantined.add(Quarantined("process/1", digest, 0))
+    unread = msgspec.structs.replace(with_sets(world.inventory(), targets, leaves), manifests={})
+    plan = plan_restore(unread, targets, leaves)
+    assert isinstance(plan, RestorePlan)
+    for process, copies in plan.copies.items():
+        assert copies.bundles[0].sources[0].holders == ("process/0", "process/2")
+        assert [own.unusable for own in copies.own] == [(0,) if process == 1 else ()]

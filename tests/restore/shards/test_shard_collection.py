@@ -14,6 +14,7 @@ from fake_link import FakeMachine
 from memory_holdings import MemoryHoldings
 from world import small_tmpfs
 
+from emergency_ckpt.core.restore.inventory import Quarantined
 from emergency_ckpt.core.restore.plan_types import Bundle, Copies, ManifestHolders, OwnManifest
 from emergency_ckpt.errors import HolderUnreachable
 from emergency_ckpt.events import Event, EventSink
@@ -365,3 +366,21 @@ def test_own_shard_that_changes_on_its_way_is_not_published(
         assert list(tier.path.glob("slot_?.manifest.json")) == [slot]
     finally:
         tier.close()
+
+
+@pytest.mark.parametrize("lie", ["fewer shards", "another save"])
+def test_manifest_that_is_not_what_its_holder_reported_is_left(ramdisk: Path, lie: str) -> None:
+    """The leader believed the report, and read no manifest."""
+    holdings = MemoryHoldings()
+    data = [bytes([number]) * 4096 for number in range(8)]
+    digest = holdings.add(SAVE, data)
+    if lie == "fewer shards":
+        other = holdings.add(SAVE, data[:4])
+    else:
+        other = holdings.add(SaveId(6, SAVE.incarnation, "run"), data)
+    tier = _tier(ramdisk)
+    with _fetching(tier, holdings, digest) as (shards, _):
+        with pytest.raises(CopiesFailed) as failure:
+            _use_what_comes(shards, _held_by(other, "server"))
+        assert failure.value.unusable == (Quarantined("server", other),)
+    tier.close()
