@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -19,8 +20,17 @@ from state_samples import Layer, Pair, box_of, mesh_of, shard_of, sharded
 from emergency_ckpt.core.limits import MAX_DIMENSIONS
 from emergency_ckpt.errors import InvalidState
 from emergency_ckpt.state import BoxTable, describe
-from emergency_ckpt.state.tree import LeafKind, boxes_by_device
-from emergency_ckpt.types import LeafSpec
+from emergency_ckpt.state import tree as tree_module
+from emergency_ckpt.state.tree import Leaf, LeafKind, boxes_by_device
+from emergency_ckpt.types import Box, LeafSpec
+
+
+@dataclasses.dataclass(frozen=True)
+class _Device:
+    """A device of a job of several processes."""
+
+    id: int
+    process_index: int
 
 
 def paths(state: Any) -> list[str]:
@@ -242,3 +252,39 @@ def test_leaf_of_another_process_alone_is_an_error() -> None:
     leaf = SimpleNamespace(shape=(4,), dtype=np.dtype("float32"), sharding=OfAnotherProcess())
     with pytest.raises(InvalidState, match="'w': it is on devices of process 1 alone"):
         describe({"w": leaf}, "save")
+
+
+def test_sets_of_shards_are_those_that_the_same_processes_need(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two slices of two processes: "a" is cut inside a slice, "b" and the number are not."""
+    mesh, real = mesh_of(2, 4), tree_module.boxes_by_device
+
+    def on_four_processes(leaf: Leaf) -> dict[Any, Box]:
+        boxes = real(leaf)
+        return {_Device(d.id, d.id // 2): box for d, box in boxes.items()}
+
+    monkeypatch.setattr(tree_module, "boxes_by_device", on_four_processes)
+    state = {
+        "a": sharded(np.zeros((8, 2), np.float32), mesh, "y"),
+        "b": sharded(np.zeros((4, 2), np.int8), mesh),
+        "n": 1,
+    }
+    tree = describe(state, "save")
+    table = BoxTable(tree, 4)
+    leaves = tuple(tree.specs.values())
+    groups = {
+        process: {shard.leaf: table.group_of(shard) for shard in table.shards_of(process)}
+        for process in range(4)
+    }
+    assert groups[0] == groups[2]
+    assert groups[1] == groups[3]
+    assert groups[0]["a"] != groups[1]["a"]
+    assert groups[0]["b"] == groups[0]["n"] == groups[1]["b"]
+    assert groups[0]["b"] not in (groups[0]["a"], groups[1]["a"])
+    assert table.group_of(shard_of("a", (0, 1), (0, 2))) is None
+    assert table.group_of(shard_of("z")) is None
+    needs = [table.needs_of(process, leaves) for process in range(4)]
+    assert needs[0] == needs[2]
+    assert len({*needs[0]} & {*needs[1]}) == 1  # the name of "b" and "n" together
+    assert len(needs[0]) == 2

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
-from planner_world import Layout, PlannerWorld, with_sets
+from planner_world import Layout, PlannerWorld, contents_of, with_sets
 from process_parts import Part, parts_of
 
 from emergency_ckpt.core.restore.inventory import (
@@ -232,3 +232,28 @@ def test_holder_with_a_damaged_shard_is_no_whole_copy() -> None:
     for process, copies in plan.copies.items():
         assert copies.bundles[0].sources[0].holders == ("process/0", "process/2")
         assert [own.unusable for own in copies.own] == [(0,) if process == 1 else ()]
+
+
+def test_manifest_that_is_quarantined_as_a_whole_is_no_copy() -> None:
+    world, _ = job(2)
+    targets, leaves = world.layout.targets(), world.layout.leaves()
+    digest = world.machine(1).tensors[-1].digest
+    world.quarantined.add(Quarantined("process/1", digest))
+    unread = msgspec.structs.replace(with_sets(world.inventory(), targets, leaves), manifests={})
+    plan = plan_restore(unread, targets, leaves)
+    assert isinstance(plan, RestorePlan)
+    sources = {copies.bundles[0].sources[0].holders for copies in plan.copies.values()}
+    assert sources == {("process/0",)}
+    assert plan.copies[1].own == ()
+
+
+def test_empty_manifest_of_other_leaves_is_no_copy_of_nothing() -> None:
+    """No report shows the leaves of a manifest without shards."""
+    world = PlannerWorld(Layout(1, 1))
+    save = SaveId(10, "a", "run")
+    held = HeldTensors(save, world.publish(contents_of(save, world.layout.leaves(), ())))
+    world.machine(0).tensors.append(held)
+    inventory = with_sets(world.inventory(), {0: ()}, {})
+    assert inventory.holders[0].sets == {held.digest: {}}
+    outcome = plan_restore(inventory, {0: ()}, {}, needs_host_state=False)
+    assert not isinstance(outcome, RestorePlan)
