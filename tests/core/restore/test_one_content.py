@@ -205,7 +205,7 @@ def test_plan_takes_one_content_of_each_shard(data: st.DataObject) -> None:
             assert len({crc for _, crc in crcs_used(parts, inventory, shard)}) <= 1
 
 
-def test_leaf_that_differs_inside_a_slice_is_no_reason_to_restore_both() -> None:
+def test_leaf_that_differs_inside_a_slice_has_one_content() -> None:
     """Each host's own set of shards has one content; the set that they share has two."""
     world = PlannerWorld(Layout(2, 2))
     save = world.save(10, "a", complete=True)
