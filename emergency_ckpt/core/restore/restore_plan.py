@@ -242,7 +242,7 @@ class _Planner:
             return None
         whole: dict[tuple[str, ...], Needs] = {}
         at_hand: dict[str, list[OwnManifest]] = {}
-        for names in {needs[process] for process in self._targets}:
+        for names in dict.fromkeys(needs[process] for process in sorted(self._targets)):
             for digest, holders in sorted(part.layouts.get(names, {}).items()):
                 damaged = part.damaged.get(digest, {})
                 intact = tuple(holder for holder in holders if holder not in damaged)

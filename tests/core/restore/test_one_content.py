@@ -257,3 +257,14 @@ def test_empty_manifest_of_other_leaves_is_no_copy_of_nothing() -> None:
     assert inventory.holders[0].sets == {held.digest: {}}
     outcome = plan_restore(inventory, {0: ()}, {}, needs_host_state=False)
     assert not isinstance(outcome, RestorePlan)
+
+
+def test_places_follow_the_processes() -> None:
+    """A plan does not depend on the order of a set, which Python draws for each program."""
+    world = PlannerWorld(Layout(2, 7, rows=14))
+    world.save(10, "a", complete=True)
+    targets, leaves = world.layout.targets(), world.layout.leaves()
+    unread = msgspec.structs.replace(with_sets(world.inventory(), targets, leaves), manifests={})
+    plan = plan_restore(unread, targets, leaves)
+    assert isinstance(plan, RestorePlan)
+    assert [plan.copies[process].place for process in range(14)] == [*range(7), *range(1, 8)]
