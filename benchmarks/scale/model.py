@@ -123,7 +123,11 @@ def manifests(
         )
         crcs = [3_735_928_559] * len(layout.shards)
         contents = build_contents(SAVE, specs.values(), layout, crcs)
-        yield encode_contents(contents), shard_sets(contents, shape.group_of) or {}, processes
+        yield (
+            encode_contents(contents),
+            shard_sets(contents, map(shape.group_of, shards)),
+            processes,
+        )
 
 
 def holder(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import prod
 
 import msgspec
@@ -95,28 +95,22 @@ def layout_digest(leaves: Iterable[LeafSpec], shards: Iterable[ShardId]) -> str:
     return digest_of((sorted(leaves), tuple(shards)))
 
 
-def shard_sets(
-    contents: Contents, group_of: Callable[[ShardId], int | None]
-) -> dict[str, str] | None:
+def shard_sets(contents: Contents, groups: Iterable[int]) -> dict[str, str]:
     """Return the sets of shards in a manifest: the digest of each one's CRCs, by its name.
 
-    None where some shard has no group. A name is the ``layout_digest``, so manifests that have all
-    shards of a group have the name in common, and the digest too unless their bytes differ.
+    A name is the ``layout_digest``, so manifests that have all shards of a group have the name in
+    common, and the digest too unless their bytes differ.
 
     Args:
-      group_of: returns a number that shards share which the same processes need.
+      groups: of each shard, a number that shards share which the same processes need.
     """
-    groups: dict[int, tuple[list[ShardId], list[int]]] = {}
-    for index, entry in enumerate(contents.shards):
-        shard = contents.shard_id(index)
-        group = group_of(shard)
-        if group is None:
-            return None
-        shards, crcs = groups.setdefault(group, ([], []))
-        shards.append(shard)
-        crcs.append(entry.crc32c)
+    sets: dict[int, tuple[list[ShardId], list[int]]] = {}
+    for index, group in enumerate(groups):
+        shards, crcs = sets.setdefault(group, ([], []))
+        shards.append(contents.shard_id(index))
+        crcs.append(contents.shards[index].crc32c)
     return {
-        layout_digest(contents.leaves, shards): digest_of(crcs) for shards, crcs in groups.values()
+        layout_digest(contents.leaves, shards): digest_of(crcs) for shards, crcs in sets.values()
     }
 
 

@@ -211,9 +211,9 @@ def described(
     sets: dict[str, dict[str, str]] = {}
     for manifest in inventory.tensors:
         contents = holdings.contents(manifest.digest)
-        sets_in_it = None if contents is None else shard_sets(contents, boxes.group_of)
-        if sets_in_it is not None and len(sets_in_it) <= _MOST_SETS:
-            sets[manifest.digest] = sets_in_it
+        groups = None if contents is None else boxes.groups_in(contents)
+        if contents is not None and groups is not None and len(set(groups)) <= _MOST_SETS:
+            sets[manifest.digest] = shard_sets(contents, groups)
     needs = boxes.needs_of(holdings.process_index, leaves)
     named = msgspec.structs.replace(inventory, sets=sets)
     return named, needs if len(needs) <= _MOST_SETS else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -18,9 +18,10 @@ from emergency_ckpt.core.boxes import whole
 from emergency_ckpt.core.limits import MAX_DIMENSIONS, MAX_PATH_CHARS
 from emergency_ckpt.core.placement import HeldLeaves
 from emergency_ckpt.core.restore.leaves import PYTHON_NUMBERS
+from emergency_ckpt.core.restore.plan_types import Targets
 from emergency_ckpt.core.shard_layout import DTYPE_ITEM_BYTES, layout_digest
 from emergency_ckpt.errors import InvalidState
-from emergency_ckpt.types import Box, LeafSpec, ShardId
+from emergency_ckpt.types import Box, Contents, LeafSpec, ShardId
 
 PyTree = Any
 Device = Any
@@ -274,29 +275,6 @@ def box_at(indices: Sequence[slice], shape: Sequence[int]) -> Box:
     )
 
 
-class _Targets(Mapping[int, tuple[ShardId, ...]]):
-    """Shards by process index, from a function that is called once, when the first are used."""
-
-    def __init__(
-        self, process_count: int, make: Callable[[], Mapping[int, tuple[ShardId, ...]]]
-    ) -> None:
-        self._count = process_count
-        self._make = make
-
-    @functools.cached_property
-    def _made(self) -> Mapping[int, tuple[ShardId, ...]]:
-        return self._make()
-
-    def __getitem__(self, process: int) -> tuple[ShardId, ...]:
-        return self._made[process]
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(range(self._count))
-
-    def __len__(self) -> int:
-        return self._count
-
-
 class BoxTable:
     """The boxes of each leaf that each process holds. Leaves of one sharding and shape share them.
 
@@ -347,6 +325,16 @@ class BoxTable:
             self._groups[key] = groups
         return groups.get(shard.box)
 
+    def groups_in(self, contents: Contents) -> list[int] | None:
+        """Return ``group_of`` each shard of a manifest; None where some shard has no holder."""
+        groups: list[int] = []
+        for index in range(len(contents.shards)):
+            group = self.group_of(contents.shard_id(index))
+            if group is None:
+                return None
+            groups.append(group)
+        return groups
+
     def needs_of(self, process: int, leaves: Sequence[LeafSpec]) -> tuple[str, ...]:
         """Return the sorted names of the sets of shards that ``process`` holds, of a state.
 
@@ -357,12 +345,9 @@ class BoxTable:
             sets.setdefault(self.group_of(shard), []).append(shard)
         return tuple(sorted(layout_digest(leaves, shards) for shards in sets.values()))
 
-    def targets(self) -> Mapping[int, tuple[ShardId, ...]]:
-        """Return ``shards_of`` every process; processes with equal shards share one tuple.
-
-        The shards are made at the first use of any, since few restores need those of all.
-        """
-        return _Targets(self._process_count, self._targets)
+    def targets(self) -> Targets:
+        """Return ``shards_of`` every process; processes with equal shards share one tuple."""
+        return Targets(self._process_count, self._targets)
 
     def _targets(self) -> dict[int, tuple[ShardId, ...]]:
         kinds = list(self._by_kind.values())

@@ -99,9 +99,10 @@ def with_sets(
     sets: dict[str, dict[str, str]] = {}
     for digest, contents in inventory.manifests.items():
         if all(0 <= entry.leaf < len(contents.leaves) for entry in contents.shards):
-            in_it = shard_sets(contents, groups.get)
-            if in_it is not None:
-                sets[digest] = in_it
+            in_it = [groups.get(contents.shard_id(n)) for n in range(len(contents.shards))]
+            known = [group for group in in_it if group is not None]
+            if len(known) == len(in_it):
+                sets[digest] = shard_sets(contents, known)
     needs: dict[int, tuple[str, ...]] = {}
     for process, shards in targets.items():
         needed: dict[int, list[ShardId]] = {}

@@ -5,7 +5,8 @@ As in ``types``, values that occur in large numbers are exempt from garbage coll
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cached_property
 from typing import Literal
 
 import msgspec
@@ -20,6 +21,31 @@ TargetSet = tuple[ShardId, ...]
 
 Processes that need the same shards should share one tuple object, which is then processed once.
 """
+
+
+class Targets(Mapping[int, TargetSet]):
+    """The target set of each process, by its index, from a function that is called at most once.
+
+    Few restores need these of all processes, and those of thousands take a second to make.
+    """
+
+    def __init__(self, process_count: int, make: Callable[[], Mapping[int, TargetSet]]) -> None:
+        self._count = process_count
+        self._make = make
+
+    @cached_property
+    def _made(self) -> Mapping[int, TargetSet]:
+        return self._make()
+
+    def __getitem__(self, process: int) -> TargetSet:
+        return self._made[process]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(self._count))
+
+    def __len__(self) -> int:
+        return self._count
+
 
 MAX_REASON_CHARS = 400
 MAX_REJECTIONS = 32

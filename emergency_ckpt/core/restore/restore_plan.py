@@ -125,6 +125,7 @@ class _Planner:
         self._inventory = inventory
         self._usable = filter_inventory(inventory)
         self._targets = targets
+        self._processes = range(len(targets))
         self._leaves = leaves
         self._host_state_remap = host_state_remap
         self._needs_host_state = needs_host_state
@@ -177,7 +178,7 @@ class _Planner:
             mismatch = self._count_mismatch(candidate.step, host_state_count)
             if mismatch is not None:
                 return mismatch
-        copies = {process: Copies() for process in sorted(self._targets)}
+        copies = {process: Copies() for process in self._processes}
         return RestorePlan(candidate.step, None, copies, host_state_count=host_state_count)
 
     def decide_local(self, part: SaveParts) -> RestorePlan | NoPlan | str:
@@ -190,7 +191,7 @@ class _Planner:
             return "plain Orbax wrote it, and storage now has another step of this number"
         states: HostStates | str | None = None
         if self._needs_host_state:
-            states = choose_host_states(part, len(self._targets))
+            states = choose_host_states(part, len(self._processes))
         matching: dict[str, Contents] = {}
         foreign: dict[str, Contents] = {}
         others: dict[str, frozenset[int]] = {}
@@ -238,11 +239,11 @@ class _Planner:
         """
         needs = self._inventory.needs
         # Nobody's report shows that a save of other leaves suits a process that needs no shard.
-        if part.has_differing or not all(needs.get(process) for process in self._targets):
+        if part.has_differing or not all(needs.get(process) for process in self._processes):
             return None
         whole: dict[tuple[str, ...], Needs] = {}
         at_hand: dict[str, list[OwnManifest]] = {}
-        for names in dict.fromkeys(needs[process] for process in sorted(self._targets)):
+        for names in dict.fromkeys(needs[process] for process in self._processes):
             for digest, holders in sorted(part.layouts.get(names, {}).items()):
                 damaged = part.damaged.get(digest, {})
                 intact = tuple(holder for holder in holders if holder not in damaged)
@@ -259,7 +260,7 @@ class _Planner:
             manifests = at_hand.get(self._usable.own.get(process, ""), ())
             return tuple(sorted(manifests, key=lambda manifest: manifest.digest))
 
-        return spread(whole, {process: needs[process] for process in self._targets}, own)
+        return spread(whole, {process: needs[process] for process in self._processes}, own)
 
     def _mismatches(self, foreign: Mapping[str, Contents], part: SaveParts) -> tuple[str, ...]:
         """Return the differences of a complete save of other leaves; empty when it is not complete.
@@ -286,7 +287,7 @@ class _Planner:
 
     def _count_mismatch(self, step: int, saved_count: int) -> NoPlan | None:
         """Return why ``saved_count`` host states do not fit the job; None when they do."""
-        count = len(self._targets)
+        count = len(self._processes)
         if saved_count == count or self._host_state_remap:
             return None
         missing = (
@@ -303,13 +304,13 @@ class _Planner:
 
     def _with_host_states(self, plan: RestorePlan, states: HostStates) -> RestorePlan | str:
         """Return the plan with the host states that each process needs; text: what these lack."""
-        if states.count != len(self._targets):
+        if states.count != len(self._processes):
             every_owner = tuple(
                 HostStateFetch(owner, digest, holders[:MAX_HOST_STATE_SOURCES])
                 for owner, (digest, holders) in states.copies.items()
             )
             return msgspec.structs.replace(plan, every_host_state=every_owner)
-        if strangers := sorted(set(self._targets) - set(states.copies)):
+        if strangers := sorted(set(self._processes) - set(states.copies)):
             return f"no host state belongs to process {few(strangers)}"
         handed: dict[int, Copies] = {}
         for process, of_process in plan.copies.items():
