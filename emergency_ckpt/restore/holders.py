@@ -166,7 +166,10 @@ class ManifestReads:
         for holder in holders:
             for manifest in holder.tensors:
                 self._holders.setdefault(manifest.digest, {})[holder.holder] = holder.address
-                saves[manifest.digest] = manifest.save
+                # One holder may report it under a save that is not its own.
+                saves[manifest.digest] = max(
+                    manifest.save, saves.get(manifest.digest, manifest.save)
+                )
         self._contents = {d: c for d, c in self._contents.items() if d in saves}
         self.unread = {d: save for d, save in saves.items() if d not in self._contents}
         self.unasked = dict(self.unread)
@@ -238,7 +241,10 @@ def passed_over_unread(
     for digest, save in unread:
         if requested_step not in (None, save.step):
             continue
-        if isinstance(answer, RestorePlan) and answer.save is not None:
+        if requested_step is not None and not is_patient:
+            # One that was not rolled back goes before one that was, of whatever incarnation.
+            goes_before = not (isinstance(answer, RestorePlan) and answer.save == save)
+        elif isinstance(answer, RestorePlan) and answer.save is not None:
             before = answer.save
             goes_before = (save.step, save.incarnation) > (before.step, before.incarnation)
         elif isinstance(answer, RestorePlan):

@@ -339,10 +339,10 @@ class RestoreLeader:
         return lives_from(save, [*self._restored, *listed])
 
     def _read_more(self, answer: RestorePlan | NoPlan, *, is_patient: bool) -> bool:
-        """Read manifests of a save that would go before ``answer``; return whether there were any.
+        """Read manifests of saves that would go before ``answer``; return whether there were any.
 
-        Of one save at a time, the newest: often it is the one. ``is_patient`` and errors: as of
-        ``ManifestReads.read``. Saves that do not count are not waited for.
+        ``is_patient`` and errors: as of ``ManifestReads.read``. Saves that do not count are not
+        waited for.
         """
         unread = self._manifests.unread if is_patient else self._manifests.unasked
         timeline = self._inventory.timeline
@@ -360,9 +360,7 @@ class RestoreLeader:
             is_patient=is_patient,
         )
         if digests:
-            newest = max(unread[digest] for digest in digests)
-            of_one = [digest for digest in digests if unread[digest] == newest]
-            self._replace(manifests=self._manifests.read(of_one, is_patient=is_patient))
+            self._replace(manifests=self._manifests.read(digests, is_patient=is_patient))
         return bool(digests)
 
     def _without_plan(self, answer: NoPlan) -> NoPlan:

@@ -234,27 +234,22 @@ class _Planner:
     def _whole_copies(self, part: SaveParts) -> dict[int, Copies] | None:
         """Return the copies where each process needs just the shards of one manifest; else None.
 
-        The reported sets of shards suffice, so no manifest is read. Where a set has other bytes in
-        another manifest, the manifests must tell which shards differ.
+        The reported sets of shards suffice, so no manifest is read. All manifests of the save must
+        be such ones: else some process may have a part that only its manifest tells of.
         """
         needs = self._inventory.needs
+        needed = dict.fromkeys(needs.get(process, ()) for process in self._processes)
         # Nobody's report shows that a save of other leaves suits a process that needs no shard.
-        if part.has_differing or not all(needs.get(process) for process in self._processes):
+        if () in needed or part.must_be_read or part.layouts.keys() != needed.keys():
             return None
         whole: dict[tuple[str, ...], Needs] = {}
         at_hand: dict[str, list[OwnManifest]] = {}
-        for names in dict.fromkeys(needs[process] for process in self._processes):
-            for digest, holders in sorted(part.layouts.get(names, {}).items()):
-                damaged = part.damaged.get(digest, {})
-                intact = tuple(holder for holder in holders if holder not in damaged)
-                if intact and names not in whole:
-                    source = ManifestHolders(digest, intact)
-                    whole[names] = Needs((Bundle(None, (), (source,)),))
-                for holder in holders:
-                    unusable = tuple(sorted(damaged.get(holder, ())))
-                    at_hand.setdefault(holder, []).append(OwnManifest(digest, unusable))
-            if names not in whole:
-                return None
+        for names in needed:
+            sources = [ManifestHolders(d, tuple(h)) for d, h in sorted(part.layouts[names].items())]
+            whole[names] = Needs((Bundle(None, (), tuple(sources)),))
+            for source in sources:
+                for holder in source.holders:
+                    at_hand.setdefault(holder, []).append(OwnManifest(source.digest, ()))
 
         def own(process: int) -> tuple[OwnManifest, ...]:
             manifests = at_hand.get(self._usable.own.get(process, ""), ())
@@ -419,7 +414,8 @@ class SaveParts:
       manifests: digest -> holders that published it and have it intact or in part.
       damaged: digest -> holder -> shard indices that are quarantined there.
       layouts: names of the sets of shards -> digest -> holders, by the holders' reports.
-      has_differing: some set of shards has other bytes in one manifest than in another.
+      must_be_read: the reports of the sets do not suffice. A manifest has no report, a shard is
+        quarantined, or a set has other bytes in one manifest than in another.
       host_states: (holder, what it holds) of each intact host state.
       faults: reported parts of this save that cannot be used, in words.
     """
@@ -432,7 +428,7 @@ class SaveParts:
     layouts: dict[tuple[str, ...], dict[str, list[str]]] = field(
         default_factory=dict[tuple[str, ...], dict[str, list[str]]]
     )
-    has_differing: bool = False
+    must_be_read: bool = False
     host_states: list[tuple[str, HeldHostState]] = field(
         default_factory=list[tuple[str, HeldHostState]]
     )
@@ -450,16 +446,18 @@ class SaveParts:
         """Add a manifest of a holder.
 
         Args:
-          sets: of its shards; None where they are not known, or no shard can be used.
+          sets: of its shards; None where they are not known.
           fault: why the manifest itself cannot be used; empty when it can.
           bad: the shards that are quarantined there.
         """
         label = f"manifest {digest[:12]} at {holder}"
-        if sets is not None:
+        if sets is None or bad:
+            self.must_be_read = True
+        elif sets:  # no process needs a manifest without shards
             at = self.layouts.setdefault(tuple(sorted(sets)), {}).setdefault(digest, [])
             at.append(holder)
             for name, crcs in sets.items():
-                self.has_differing |= self._sets.setdefault(name, crcs) != crcs
+                self.must_be_read |= self._sets.setdefault(name, crcs) != crcs
         if bad:
             self.damaged.setdefault(digest, {})[holder] = frozenset(bad)
         if fault:
@@ -518,7 +516,7 @@ def filter_inventory(inventory: Inventory) -> UsableInventory:
             fault = _fault_of(manifest.save, contents, is_quarantined=where in entire)
             sets = holder.sets.get(manifest.digest)
             if fault and (contents is not None or where in entire):
-                sets = None
+                sets = {}  # none of its shards is used
             part_of(manifest.save).add(name, manifest.digest, sets, fault, partial.get(where))
         for host_state in holder.host_states:
             part = part_of(host_state.save)

@@ -221,17 +221,37 @@ def test_leaf_that_differs_inside_a_slice_has_one_content() -> None:
     assert len({crc for _, crc in used}) == 1
 
 
-def test_holder_with_a_damaged_shard_is_no_whole_copy() -> None:
+def changed(what: str, world: PlannerWorld) -> None:
+    """Let process 1 hold what its replicas do not."""
+    held = world.machine(1).tensors[-1]
+    contents = world.manifests[held.digest]
+    fewer = world.publish(msgspec.structs.replace(contents, shards=contents.shards[1:]))
+    if what == "a shard is damaged":
+        world.quarantined.add(Quarantined("process/1", held.digest, 0))
+    elif what == "a part":
+        world.machine(1).tensors[-1] = HeldTensors(held.save, fewer)
+    elif what == "a part beside the whole":
+        world.machine(1).tensors.append(HeldTensors(held.save, fewer))
+    else:
+        odd = msgspec.structs.replace(contents.shards[0], box=((1, 2), (0, 2)))
+        digest = world.publish(msgspec.structs.replace(contents, shards=(odd,)))
+        world.machine(1).tensors[-1] = HeldTensors(held.save, digest)
+
+
+@pytest.mark.parametrize(
+    "what", ["a shard is damaged", "a part", "a part beside the whole", "boxes of another mesh"]
+)
+def test_manifest_that_no_process_needs_as_it_is_must_be_read(what: str) -> None:
+    """Else its holder would fetch what it has, and the others would not know of a source."""
     world, _ = job(3)
+    changed(what, world)
     targets, leaves = world.layout.targets(), world.layout.leaves()
-    digest = world.machine(1).tensors[-1].digest
-    world.quarantined.add(Quarantined("process/1", digest, 0))
-    unread = msgspec.structs.replace(with_sets(world.inventory(), targets, leaves), manifests={})
-    plan = plan_restore(unread, targets, leaves)
-    assert isinstance(plan, RestorePlan)
-    for process, copies in plan.copies.items():
-        assert copies.bundles[0].sources[0].holders == ("process/0", "process/2")
-        assert [own.unusable for own in copies.own] == [(0,) if process == 1 else ()]
+    reported = with_sets(world.inventory(), targets, leaves)
+    unread = msgspec.structs.replace(reported, manifests={})
+    assert not isinstance(plan_restore(unread, targets, leaves), RestorePlan)
+    assert plan_restore(reported, targets, leaves) == plan_restore(
+        world.inventory(), targets, leaves
+    )
 
 
 def test_manifest_that_is_quarantined_as_a_whole_is_no_copy() -> None:

@@ -26,6 +26,7 @@ STORED = RestorePlan(8, None, {})
     [
         (in_ram(8, "b"), None, (), ["8c", "12b"], []),
         (in_ram(4, "b"), 4, (), [], []),
+        (in_ram(8, "c"), 8, (), [], ["8a", "8b"]),
         (in_ram(12, "b"), None, (), [], []),
         (STORED, None, (), ["8c", "12b"], ["8a", "8b"]),
         (STORED, None, (8,), ["8a", "8b", "8c", "12b"], []),
