@@ -28,6 +28,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -35,6 +36,8 @@ sys.path.insert(0, str(HERE))
 sys.path += [str(HERE.parent), str(HERE.parents[1] / "tests" / "support")]
 
 MOST_LIVES_FOR_A_MUTANT = 5000
+_PIECE = 100
+"""So many seeds run in one process: each later one takes longer there, the 700th three times."""
 _AGAIN = "python verification/simulation/run.py"
 
 
@@ -116,30 +119,14 @@ def _lines(worker: subprocess.Popen[str]) -> Iterator[dict[str, float | str]]:
 
 
 def _simulate(arguments: argparse.Namespace) -> int:
-    each = -(-arguments.seeds // arguments.workers)
-    limit = [] if arguments.seconds is None else ["--seconds", str(arguments.seconds)]
+    """Run the seeds in pieces, each in a process of its own, as many at once as workers."""
     began_s = time.monotonic()
-    workers = [
-        _start("--first", str(arguments.first + n * each), "--seeds", str(each), *limit)
-        for n in range(arguments.workers)
-    ]
-    lives = seeds = failed = 0
-    for worker in workers:
-        ended = False
-        for line in _lines(worker):
-            if "seed" in line:
-                print(f"seed {line['seed']} FAILED: {line['failure']}")
-                print(f"    again: {_AGAIN} --seed {line['seed']} --verbose", flush=True)
-                if not arguments.unshrunk:
-                    _shrink_in_process(int(line["seed"]), arguments.out)
-                continue
-            ended = True
-            lives += int(line["lives"])
-            seeds += int(line["seeds"])
-            failed += int(line["failed"])
-        if worker.wait() or not ended:
-            failed += 1
-            print("a worker ended early")
+    end = arguments.first + arguments.seeds
+    most = min(_PIECE, -(-arguments.seeds // arguments.workers))
+    pieces = [(first, min(most, end - first)) for first in range(arguments.first, end, most)]
+    with ThreadPoolExecutor(arguments.workers) as pool:
+        totals = list(pool.map(lambda piece: _run_piece(arguments, *piece, began_s), pieces))
+    seeds, lives, failed = (sum(total[n] for total in totals) for n in range(3))
     spent = resource.getrusage(resource.RUSAGE_CHILDREN)
     seconds, cpu_s = time.monotonic() - began_s, spent.ru_utime + spent.ru_stime
     print(
@@ -148,6 +135,34 @@ def _simulate(arguments: argparse.Namespace) -> int:
         f" {lives / seconds * 3600:.0f} per hour"
     )
     return 1 if failed else 0
+
+
+def _run_piece(
+    arguments: argparse.Namespace, first: int, count: int, began_s: float
+) -> tuple[int, int, int]:
+    """Run some seeds in a process; return how many were run, their lives, and how many failed."""
+    limit: list[str] = []
+    if arguments.seconds is not None:
+        left_s = arguments.seconds - (time.monotonic() - began_s)
+        if left_s <= 0:
+            return 0, 0, 0
+        limit = ["--seconds", str(left_s)]
+    worker = _start("--first", str(first), "--seeds", str(count), *limit)
+    total: tuple[int, int, int] | None = None
+    for line in _lines(worker):
+        if "seed" not in line:
+            total = int(line["seeds"]), int(line["lives"]), int(line["failed"])
+            continue
+        print(f"seed {line['seed']} FAILED: {line['failure']}")
+        print(f"    again: {_AGAIN} --seed {line['seed']} --verbose", flush=True)
+        if not arguments.unshrunk:
+            _shrink_in_process(int(line["seed"]), arguments.out)
+    if worker.wait() or total is None:
+        print(f"the worker of seeds {first} to {first + count - 1} ended early", flush=True)
+        return 0, 0, 1
+    what = f"{total[0]} seeds from {first}: {total[1]} lives, {total[2]} failed"
+    print(what, file=sys.stderr, flush=True)
+    return total
 
 
 def _shrink_in_process(seed: int, out: Path) -> None:
