@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import pytest
 from places import VERIFICATION
@@ -10,6 +11,7 @@ from places import VERIFICATION
 sys.path.insert(0, str(VERIFICATION / "simulation"))
 from judge import are_of_taken_numbers
 from lives import Lives, Tags
+from oracle import logged_lives
 
 sys.path.pop(0)
 
@@ -94,3 +96,14 @@ def test_refusal_of_a_number_that_was_taken_later_is_right(
     refusal = RuntimeError(f"save step 3 to the persistent tier: {text}")
     assert are_of_taken_numbers([refusal], before) is is_excused
     assert not are_of_taken_numbers([refusal, RuntimeError("no room")], before)
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_judge_reads_the_log_of_each_format(tmp_path: Path, number: int) -> None:
+    golden = Path(__file__).parents[1] / "golden" / f"log_version_v{number}.json"
+    version = tmp_path / "host_state" / "log" / "000000000014.json"
+    version.parent.mkdir(parents=True)
+    version.write_bytes(golden.read_bytes())
+    assert "000000000007-5e9d5e9d5e9d5e9d" in logged_lives(tmp_path)
+    version.write_bytes(golden.read_bytes().replace(b"demo", b"dema"))
+    assert logged_lives(tmp_path) == set()

@@ -25,6 +25,12 @@ def test_seed_run_twice_has_one_trace() -> None:
     assert other != first
 
 
+@pytest.mark.parametrize("seed", ["902", "1723"])
+def test_seed_that_was_misjudged_holds(seed: str) -> None:
+    """902: the only record of a rollback was lost. 1723: the judge could not read the step log."""
+    assert " lives, trace " in simulate("--seed", seed)
+
+
 @pytest.mark.core
 def test_simulation_of_twenty_seeds_holds(tmp_path: Path) -> None:
     """Seeds of their own, and many more, are those of `make simulate`."""

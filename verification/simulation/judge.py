@@ -295,17 +295,20 @@ class Judge:
         if elements < wanted or (life.is_calm and states < slices):
             raise Violation(f"{saves} have {elements} copies of a shard, {states} of a host state")
 
-    def _has_begun_anew(self, newest: oracle.Save | None) -> bool:
+    def _has_begun_anew(self, newest: oracle.Save | None, whole: list[oracle.Save]) -> bool:
         """Return whether what a life without a restore has left in place of the rest is enough.
 
         It is a save of its own, or the newest that was known to be complete: no restore has told
         it of a newer one that nobody had heard of, and nobody has read the bytes of a known one
-        that are damaged.
+        that are damaged. The known one may be one that a life has left behind whose record nobody
+        here has any more. ``whole``: what is left.
         """
-        there = oracle.whole_saves(self._found)
-        known = [step for name, step in self._found.known if (name, step) in there]
+        there, heads = oracle.whole_saves(self._found), self._found.heads
+        known = [save for save in self._found.known if save in there]
+        kept = [s for s in known if s in whole and not self._lives.is_rolled_back(s, heads)]
         own = newest is not None and self.tags[newest[0]] == self._number
-        return own or (newest[1] if newest else -1) >= max(known, default=-1)
+        left = max([newest[1] if newest else -1, *(step for _, step in kept)])
+        return own or left >= max((step for _, step in known), default=-1)
 
     def _judge_left(self, life: Life, restored: tuple[int, int] | None) -> None:
         """What was whole before this life still is, unless a newer step is: P4."""
@@ -327,7 +330,7 @@ class Judge:
             return
         # What storage has, a life that does not reach it could not know.
         own = oracle.newest_complete(found, self._lives) if _is_silent(life) else newest
-        if not life.restores and self._has_begun_anew(own):
+        if not life.restores and self._has_begun_anew(own, whole):
             return
         raise Violation(f"{self._expected} was whole before, now {newest} is the newest: {whole}")
 

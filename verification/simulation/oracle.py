@@ -124,8 +124,11 @@ def load(path: Path, inner: str) -> Any:
         document: Any = json.loads(raw)
         start = raw.index(f'"{inner}":'.encode()) + len(inner) + 3
         end = raw.index(b',"save":', start) if inner == "payload" else raw.rindex(b"}")
-        digest = hashlib.sha256(raw[start:end]).hexdigest()
-        if digest == document["digest"] and (inner == "payload" or document["format"] == 1):
+        # From format 2 on, the digest is of the format's number too.
+        number = 1 if inner == "payload" else document["format"]
+        before = b"" if number == 1 else f"{number}\n".encode()
+        digest = hashlib.sha256(before + raw[start:end]).hexdigest()
+        if digest == document["digest"] and number in (1, 2):
             return document
     except (OSError, ValueError, KeyError, TypeError):
         return None
