@@ -25,9 +25,9 @@ def test_seed_run_twice_has_one_trace() -> None:
     assert other != first
 
 
-@pytest.mark.parametrize("seed", ["902", "1723"])
+@pytest.mark.parametrize("seed", ["902", "1723", "3238"])
 def test_seed_that_was_misjudged_holds(seed: str) -> None:
-    """902: the only record of a rollback was lost. 1723: the judge could not read the step log."""
+    """902: a lost record. 1723: the step log. 3238: a later life went on from a left step."""
     assert " lives, trace " in simulate("--seed", seed)
 
 

@@ -70,6 +70,8 @@ class Judge:
         self._lives = Lives(self.tags)
         self._dead: dict[tuple[int, int], set[int]] = {}
         """(tag, step) of a save that was rolled back -> the lives that did."""
+        self._gone_on: dict[tuple[int, int], set[int]] = {}
+        """(tag, step) of a save -> the lives that went on from it and saved."""
         self._bound: dict[int, set[int]] = {}
         """Life -> hosts whose RAM has its record of what was rolled back."""
         self._conformance = Conformance(storage)
@@ -136,6 +138,9 @@ class Judge:
         if restored and not any(each.has_gone_back for each in seen):
             tiers = {each.tier for each in seen if each.returned}
             self._judge_step(next(iter(restored)), "persistent" in tiers)
+            if any(each.complete or each.stored for each in seen):
+                for save in filter(None, restored):
+                    self._gone_on.setdefault(save, set()).add(self._number)
         elif restored and {step for _, step in filter(None, restored)} != {self.asked}:
             raise Violation(f"restored {restored} in place of step {self.asked}")
         else:
@@ -195,6 +200,9 @@ class Judge:
         for killer in self._dead.get((tag, step), ()):
             is_bound = self._bound[killer] & set(self._life.hosts)
             is_on_another = any(self._lives.went_on_apart(s, killer, heads) for s in saves)
+            # A later life may have gone on from it where nobody had the killer's record.
+            gone_on = {n for n in self._gone_on.get((tag, step), ()) if n > killer}
+            is_on_another |= any(self.tags.find(head) in gone_on for head in heads)
             if is_bound and not is_on_another:
                 raise Violation(f"restored {restored}, which life {killer} had rolled back")
         stored = self._expected_in_storage
