@@ -14,7 +14,7 @@ from emergency_ckpt.core.placement import (
 )
 from emergency_ckpt.core.restore.inventory import HeldHostState, HeldTensors, HolderInventory
 from emergency_ckpt.core.restore.plan_types import TargetSet
-from emergency_ckpt.core.shard_layout import lay_out, layout_digest, shard_nbytes, shard_sets
+from emergency_ckpt.core.shard_layout import lay_out, shard_nbytes, shard_sets, shards_by_set
 from emergency_ckpt.ram.manifest import build_contents, encode_contents
 from emergency_ckpt.types import Box, LeafSpec, SaveId, ShardId
 
@@ -66,11 +66,8 @@ class Shape:
     def needs_of(self, host: int) -> tuple[str, ...]:
         """Return the names of the sets of shards that a host needs, as ``BoxTable.needs_of``."""
         specs = self.specs()
-        sets: dict[int, list[ShardId]] = {}
-        for path, spec in specs.items():
-            shard = ShardId(path, self.box(spec, host))
-            sets.setdefault(self.group_of(shard), []).append(shard)
-        return tuple(sorted(layout_digest(specs.values(), shards) for shards in sets.values()))
+        shards = [ShardId(path, self.box(spec, host)) for path, spec in specs.items()]
+        return tuple(sorted(shards_by_set(specs.values(), shards, map(self.group_of, shards))))
 
     def held(self) -> tuple[HeldLeaves, ...]:
         """Return one entry for each of the two kinds of leaves, as ``BoxTable.held_leaves``."""
@@ -111,7 +108,7 @@ class Shape:
 def manifests(
     shape: Shape, policy: PlacementPolicy
 ) -> Iterator[tuple[bytes, dict[str, str], list[int]]]:
-    """Yield each distinct manifest, encoded, its sets of shards, and who published it."""
+    """Yield each distinct manifest, encoded, with its sets of shards and the publishers."""
     specs = shape.specs()
     by_shards: dict[tuple[ShardId, ...], list[int]] = {}
     everyone = range(shape.process_count)

@@ -92,25 +92,36 @@ def layout_digest(leaves: Iterable[LeafSpec], shards: Iterable[ShardId]) -> str:
       leaves: all leaves of the state.
       shards: sorted.
     """
-    return digest_of((sorted(leaves), tuple(shards)))
+    return digest_of((digest_of(sorted(leaves)), tuple(shards)))
+
+
+def shards_by_set(
+    leaves: Iterable[LeafSpec], shards: Sequence[ShardId], groups: Iterable[int]
+) -> dict[str, list[int]]:
+    """Return the sets of some shards: the positions in ``shards``, by the name of each set.
+
+    A name is the ``layout_digest`` of the set.
+
+    Args:
+      groups: of each shard, a number that shards share which the same processes need.
+    """
+    positions: dict[int, list[int]] = {}
+    for position, group in enumerate(groups):
+        positions.setdefault(group, []).append(position)
+    of_leaves = digest_of(sorted(leaves))  # once, since a state may have many leaves
+    return {digest_of((of_leaves, [shards[p] for p in some])): some for some in positions.values()}
 
 
 def shard_sets(contents: Contents, groups: Iterable[int]) -> dict[str, str]:
     """Return the sets of shards in a manifest: the digest of each one's CRCs, by its name.
 
-    A name is the ``layout_digest``, so manifests that have all shards of a group have the name in
-    common, and the digest too unless their bytes differ.
-
-    Args:
-      groups: of each shard, a number that shards share which the same processes need.
+    Manifests that have all shards of a group have the name in common, and the digest too unless
+    their bytes differ. ``groups``: as in ``shards_by_set``.
     """
-    sets: dict[int, tuple[list[ShardId], list[int]]] = {}
-    for index, group in enumerate(groups):
-        shards, crcs = sets.setdefault(group, ([], []))
-        shards.append(contents.shard_id(index))
-        crcs.append(contents.shards[index].crc32c)
+    shards = [contents.shard_id(index) for index in range(len(contents.shards))]
     return {
-        layout_digest(contents.leaves, shards): digest_of(crcs) for shards, crcs in sets.values()
+        name: digest_of([contents.shards[position].crc32c for position in positions])
+        for name, positions in shards_by_set(contents.leaves, shards, groups).items()
     }
 
 

@@ -2,9 +2,9 @@
 
 ``RestoreLeader.answer`` is the rule of every round:
 
-1. The leader takes the inventories of all processes, the step log, and one listing of storage. It
-   reads no manifest where each process needs just the shards of one manifest that is held whole.
-   Else it reads the manifests of a save, each once over the job.
+1. The leader takes the inventories of all processes, the step log, and one listing of storage. The
+   leader reads manifests, each once over the job, only where the reported sets of shards do not
+   suffice (``core.restore.restore_plan``).
 2. ``core.restore`` chooses the step. A step in storage is inspected before it is chosen for good,
    and is first loaded into RAM; then all report again, and 1 and 2 follow once more.
 3. The leader judges how all parts went: the restore is done, or starts once more from 2 without the

@@ -201,19 +201,21 @@ def no_plan_error(answer: NoPlan, run: str) -> CheckpointError:
 
 
 def described(
-    holdings: ProcessHoldings, boxes: BoxTable, tree: StateTree
+    holdings: ProcessHoldings, boxes: BoxTable
 ) -> tuple[HolderInventory, tuple[str, ...] | None]:
     """Return this process's inventory with its sets of shards, and the sets that it needs.
 
-    ``boxes``: of the state ``tree``. A manifest of other boxes, as of another mesh, has no sets.
+    ``boxes``: of the wanted state. A manifest of other boxes, as of another mesh, has no sets.
     """
-    inventory, leaves = holdings.inventory(), tuple(tree.specs.values())
+    inventory = holdings.inventory()
     sets: dict[str, dict[str, str]] = {}
     for manifest in inventory.tensors:
         contents = holdings.contents(manifest.digest)
-        groups = None if contents is None else boxes.groups_in(contents)
-        if contents is not None and groups is not None and len(set(groups)) <= _MOST_SETS:
+        if contents is None:
+            continue
+        groups = boxes.groups_of(map(contents.shard_id, range(len(contents.shards))))
+        if groups is not None and len(set(groups)) <= _MOST_SETS:
             sets[manifest.digest] = shard_sets(contents, groups)
-    needs = boxes.needs_of(holdings.process_index, leaves)
+    needs = boxes.needs_of(holdings.process_index)
     named = msgspec.structs.replace(inventory, sets=sets)
     return named, needs if len(needs) <= _MOST_SETS else None

@@ -167,7 +167,7 @@ class Restore:
 
     def _report(self) -> Row:
         tier = self._parts.tier
-        inventory, needs = described(self._parts.holdings, self._boxes, self._request.tree)
+        inventory, needs = described(self._parts.holdings, self._boxes)
         return self._rounds.report(
             inventory,
             needs=needs,

@@ -152,7 +152,7 @@ class StepCatalog:
             leader,
             deadline_s=end_s,
         )
-        (inventory, needs), damaged = described(parts.holdings, boxes, tree), parts.tier.damaged()
+        (inventory, needs), damaged = described(parts.holdings, boxes), parts.tier.damaged()
         return rounds.survey(
             rounds.report(inventory, needs=needs, wants_host_state=True, damaged=damaged)
         )

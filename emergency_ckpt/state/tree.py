@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -19,9 +19,9 @@ from emergency_ckpt.core.limits import MAX_DIMENSIONS, MAX_PATH_CHARS
 from emergency_ckpt.core.placement import HeldLeaves
 from emergency_ckpt.core.restore.leaves import PYTHON_NUMBERS
 from emergency_ckpt.core.restore.plan_types import Targets
-from emergency_ckpt.core.shard_layout import DTYPE_ITEM_BYTES, layout_digest
+from emergency_ckpt.core.shard_layout import DTYPE_ITEM_BYTES, shards_by_set
 from emergency_ckpt.errors import InvalidState
-from emergency_ckpt.types import Box, Contents, LeafSpec, ShardId
+from emergency_ckpt.types import Box, LeafSpec, ShardId
 
 PyTree = Any
 Device = Any
@@ -325,25 +325,20 @@ class BoxTable:
             self._groups[key] = groups
         return groups.get(shard.box)
 
-    def groups_in(self, contents: Contents) -> list[int] | None:
-        """Return ``group_of`` each shard of a manifest; None where some shard has no holder."""
+    def groups_of(self, shards: Iterable[ShardId]) -> list[int] | None:
+        """Return ``group_of`` each of ``shards``; None where some shard has no holder."""
         groups: list[int] = []
-        for index in range(len(contents.shards)):
-            group = self.group_of(contents.shard_id(index))
+        for shard in shards:
+            group = self.group_of(shard)
             if group is None:
                 return None
             groups.append(group)
         return groups
 
-    def needs_of(self, process: int, leaves: Sequence[LeafSpec]) -> tuple[str, ...]:
-        """Return the sorted names of the sets of shards that ``process`` holds, of a state.
-
-        The sets are as in ``shard_sets``, and the state has these ``leaves``.
-        """
-        sets: dict[int | None, list[ShardId]] = {}
-        for shard in self.shards_of(process):
-            sets.setdefault(self.group_of(shard), []).append(shard)
-        return tuple(sorted(layout_digest(leaves, shards) for shards in sets.values()))
+    def needs_of(self, process: int) -> tuple[str, ...]:
+        """Return the sorted names of the sets of shards that ``process`` holds."""
+        shards, leaves = self.shards_of(process), [spec for spec, _ in self._leaf_keys]
+        return tuple(sorted(shards_by_set(leaves, shards, self.groups_of(shards) or ())))
 
     def targets(self) -> Targets:
         """Return ``shards_of`` every process; processes with equal shards share one tuple."""

@@ -270,9 +270,7 @@ def test_sets_of_shards_are_those_that_the_same_processes_need(
         "b": sharded(np.zeros((4, 2), np.int8), mesh),
         "n": 1,
     }
-    tree = describe(state, "save")
-    table = BoxTable(tree, 4)
-    leaves = tuple(tree.specs.values())
+    table = BoxTable(describe(state, "save"), 4)
     groups = {
         process: {shard.leaf: table.group_of(shard) for shard in table.shards_of(process)}
         for process in range(4)
@@ -284,7 +282,7 @@ def test_sets_of_shards_are_those_that_the_same_processes_need(
     assert groups[0]["b"] not in (groups[0]["a"], groups[1]["a"])
     assert table.group_of(shard_of("a", (0, 1), (0, 2))) is None
     assert table.group_of(shard_of("z")) is None
-    needs = [table.needs_of(process, leaves) for process in range(4)]
+    needs = [table.needs_of(process) for process in range(4)]
     assert needs[0] == needs[2]
     assert len({*needs[0]} & {*needs[1]}) == 1  # the name of "b" and "n" together
     assert len(needs[0]) == 2

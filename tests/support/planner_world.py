@@ -25,7 +25,7 @@ from emergency_ckpt.core.restore.inventory import (
     PersistentStep,
     Quarantined,
 )
-from emergency_ckpt.core.shard_layout import layout_digest, shard_sets
+from emergency_ckpt.core.shard_layout import shard_sets, shards_by_set
 from emergency_ckpt.types import Box, Contents, LeafSpec, SaveId, ShardEntry, ShardId
 
 RUN = "run"
@@ -103,13 +103,13 @@ def with_sets(
             known = [group for group in in_it if group is not None]
             if len(known) == len(in_it):
                 sets[digest] = shard_sets(contents, known)
-    needs: dict[int, tuple[str, ...]] = {}
-    for process, shards in targets.items():
-        needed: dict[int, list[ShardId]] = {}
-        for shard in sorted(shards):
-            needed.setdefault(groups[shard], []).append(shard)
-        names = (layout_digest(leaves.values(), some) for some in needed.values())
-        needs[process] = tuple(sorted(names))
+    needs = {
+        process: tuple(
+            sorted(shards_by_set(leaves.values(), in_order, [groups[s] for s in in_order]))
+        )
+        for process, shards in targets.items()
+        for in_order in [sorted(shards)]
+    }
     holders = [
         msgspec.structs.replace(
             holder, sets={t.digest: sets[t.digest] for t in holder.tensors if t.digest in sets}
