@@ -28,6 +28,7 @@ from absl import logging
 
 from emergency_ckpt import _native
 from emergency_ckpt.core.save.timing import Repeats
+from emergency_ckpt.core.wording import unexpected_text
 from emergency_ckpt.errors import CheckpointError, SaveFailed
 
 _T = TypeVar("_T")
@@ -330,7 +331,7 @@ class BackgroundWorker:
                 work()
             # Recorded, raised by check_for_errors. An exit in a user's policy would end the thread.
             except BaseException as error:  # noqa: BLE001
-                text = f"unexpected {type(error).__name__}: {error}"
+                text = unexpected_text(error)
                 self._failures.record(SaveFailed("run", self._thread.name, text), cause=error)
             finally:
                 # Drop the last reference to the snapshot first, so that its buffers are freed.

@@ -30,6 +30,7 @@ from emergency_ckpt.config import Config, run_id_of
 from emergency_ckpt.config.validation import listeners_of
 from emergency_ckpt.core.save.snapshot_plan import Buffers
 from emergency_ckpt.core.timeline import number_of
+from emergency_ckpt.core.wording import unexpected_text
 from emergency_ckpt.errors import (
     CheckpointError,
     ConfigError,
@@ -567,7 +568,7 @@ class PeerProbe:
         except CheckpointError as error:
             self._errors[peer] = error
         except Exception as error:  # noqa: BLE001 - raised by the thread that waits
-            text = f"unexpected {type(error).__name__}: {error}"
+            text = unexpected_text(error)
             self._errors[peer] = CheckpointError("greet", f"process {peer}", text)
         error = self._errors[peer]
         if error is not None and self._on_failure is not None:

@@ -23,6 +23,7 @@ import msgspec
 from absl import logging
 
 from emergency_ckpt.core.limits import MAX_MESSAGE_BYTES, MAX_REASON_BYTES
+from emergency_ckpt.core.wording import unexpected_text
 from emergency_ckpt.errors import (
     CheckpointError,
     ConfigError,
@@ -326,7 +327,7 @@ def run_and_report(
     except CheckpointError as error:
         failure = error
     except Exception as error:  # noqa: BLE001 - it must be reported, since the others wait
-        text = f"unexpected {type(error).__name__}: {error}"
+        text = unexpected_text(error)
         failure = CheckpointError("run", "the collective work", text)
         failure.__cause__ = error
     answer = tell(failure)

@@ -21,7 +21,7 @@ from emergency_ckpt.cluster.coordination import (
 from emergency_ckpt.cluster.left_processes import have_left
 from emergency_ckpt.cluster.round import Round
 from emergency_ckpt.core.timeline import new_incarnation
-from emergency_ckpt.core.wording import valid_text
+from emergency_ckpt.core.wording import unexpected_text, valid_text
 from emergency_ckpt.errors import CheckpointError, PeerLeft, RestoreFailed
 from emergency_ckpt.ram.manifest import decode_contents
 from emergency_ckpt.transfer.client import TransferClient
@@ -209,7 +209,7 @@ def _text_of(error: Exception) -> str:
     """Return what the others are told of ``error``, whatever characters its text has."""
     text = str(error)
     if not isinstance(error, CheckpointError | OSError):
-        text = f"unexpected {type(error).__name__}: {error}"
+        text = unexpected_text(error)
     return valid_text(text, ERROR_LIMIT_CHARS)
 
 

@@ -39,7 +39,7 @@ from emergency_ckpt.cluster.coordination import (
     run_and_report,
 )
 from emergency_ckpt.cluster.left_processes import have_left
-from emergency_ckpt.core.wording import valid_text
+from emergency_ckpt.core.wording import unexpected_text, valid_text
 from emergency_ckpt.errors import (
     CheckpointError,
     CoordinationError,
@@ -375,7 +375,7 @@ class Round:
 
     def fail(self, error: Exception) -> None:
         """At the leader: send ``error``, where no answer has been sent yet. Never raises."""
-        text = f"unexpected {type(error).__name__}: {error}"
+        text = unexpected_text(error)
         missing: tuple[str, ...] = ()
         more = 0
         if isinstance(error, CheckpointError):

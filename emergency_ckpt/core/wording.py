@@ -37,6 +37,11 @@ def valid_text(text: str, limit_chars: int) -> str:
     return encodable(text[:limit_chars])[:limit_chars]
 
 
+def unexpected_text(error: BaseException) -> str:
+    """Return the text of an error that this package did not expect, with the name of its type."""
+    return f"unexpected {type(error).__name__}: {error}"
+
+
 def size_text(size_bytes: int) -> str:
     """Return ``size_bytes`` in the largest unit that leaves a number of at least 1."""
     for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):

@@ -695,11 +695,18 @@ class DirectoryWriter:
             if (entry := self._entry_of(step)) is not None and entry.state != "hidden":
                 self._remove_what_goes([entry])
 
-    def remove_hidden(self, steps: Collection[int], incarnation: str) -> None:
-        """Remove hidden ``steps`` for good, as a user asks."""
+    def remove_hidden(self, saves: Collection[tuple[int, str]], incarnation: str) -> set[int]:
+        """Remove hidden steps for good, as a user asks; return those that were removed.
+
+        ``saves``: (step, incarnation) of each. Another save of the same step stays, and so does a
+        step that is not hidden any more.
+        """
         with self._lock:
             self.hold(incarnation)
-            self._remove([e for e in self._entries() if e.step in steps and e.state == "hidden"])
+            hidden = [entry for entry in self._entries() if entry.state == "hidden"]
+            going = [entry for entry in hidden if (entry.step, entry.incarnation) in saves]
+            self._remove(going)
+            return {entry.step for entry in going}
 
     def _remove(self, entries: Sequence[Entry], unlisted: Sequence[Entry] = ()) -> None:
         """Remove all ``entries``, or raise the error of the first entry that cannot be deleted."""

@@ -150,8 +150,12 @@ def _name_problems(args: argparse.Namespace) -> list[str]:
     ):
         if not image or any(character.isspace() for character in image):
             problems.append(f"{option} {image!r} is not a name of an image")
-    if not re.fullmatch(r"gs://[a-z0-9][-a-z0-9_.]*(/[^\\*?\[\]\s]+)", args.dir):
-        problems.append(f"--dir {args.dir!r} must be a directory in a bucket: gs://bucket/run")
+    # The kubelet would put a variable in the place of "$(NAME)".
+    if not re.fullmatch(r"gs://[a-z0-9][-a-z0-9_.]*(/[^\\*?\[\]\s$]+)", args.dir):
+        problems.append(
+            f"--dir {args.dir!r} must be a directory in a bucket, such as gs://bucket/run, without"
+            " spaces and the characters \\ * ? [ ] $"
+        )
     return problems
 
 

@@ -52,6 +52,7 @@ from looks import USAGE_EXIT_CODE, eckpt_here
         ({"secret": "A b"}, "--secret 'A b' is not a name"),
         ({"dir": "/mnt/run7"}, "--dir '/mnt/run7' must be a directory in a bucket"),
         ({"dir": "gs://bucket"}, "must be a directory in a bucket"),
+        ({"dir": "gs://bucket/$(JOB)"}, "without spaces and the characters"),
         ({"image": "a b"}, "--image 'a b'"),
         ({"local_keep_last_n": "0"}, "--local-keep-last-n must be 1 to 64"),
         ({"gke": f"{GKE}/gke-driver.yaml", "ramdisk_gib": "60"}, "and 256Mi of event log"),

@@ -138,7 +138,7 @@ def several_items() -> list[dict[str, Any]]:
     hidden_files = look("several")
     writer.remove([REMOVED], life(2))
     assert look("several") == hidden_files, "a hidden step is a user's alone to remove"
-    writer.remove_hidden([REMOVED], life(2))
+    writer.remove_hidden([(REMOVED, life(1))], life(2))
     return [*found, look("several")]
 
 

@@ -33,6 +33,12 @@ def hidden(directory: Path) -> list[str]:
     return sorted(path.name for path in directory.glob("*.rolled-back-*"))
 
 
+def hidden_saves(tier: PersistentTier) -> list[tuple[int, str]]:
+    table = tier.found.log.read().table
+    assert table is not None
+    return [(entry.step, entry.incarnation) for entry in table.steps if entry.state == "hidden"]
+
+
 def rolled_back(directory: Path, write: Any = write_ours) -> PersistentTier:
     """A life went back to step 2, and ended before it saved."""
     write_ours(directory, 2, 2)
@@ -100,10 +106,23 @@ def test_another_step_in_the_own_place_of_a_hidden_one_stays(tmp_path: Path, wri
     write_plain(tmp_path, 4, 44)
     writer = writer_of(tier)
     writer.begin(C)
-    writer.remove_hidden([4], C)
+    assert writer.remove_hidden(hidden_saves(tier), C) == {4}
     assert hidden(tmp_path) == []
     with ocp.CheckpointManager(tmp_path) as manager:
         assert manager.all_steps() == [2, 4]
+
+
+def test_step_hidden_anew_is_not_removed_for_the_old_one(tmp_path: Path) -> None:
+    """Somebody chose step 4 by its age; a job then saved another step 4, and rolled it back."""
+    tier = rolled_back(tmp_path)
+    chosen = hidden_saves(tier)
+    save_over(tier, 4, 40, C, chain=BACK_TO_2)
+    later = life(4)
+    writer = writer_of(tier)
+    writer.begin(later, continued(BACK_TO_2, SaveId(2, A, RUN_ID), later))
+    assert [step for step, _ in hidden_saves(tier)] == [4]
+    assert writer.remove_hidden(chosen, later) == set()
+    assert value_of(tier, 4) == 40
 
 
 def test_damaged_version_brings_no_hidden_step_back(tmp_path: Path) -> None:

@@ -162,7 +162,7 @@ def _claim(here: Here, _: int) -> None:
 
 
 def _discard(here: Here, _: int) -> None:
-    here.writer.remove_hidden([20], here.life)
+    here.writer.remove_hidden([(20, life(1))], here.life)
 
 
 def _anew(value: int) -> Callable[[State, int], list[State]]:

@@ -16,13 +16,14 @@ from typing import Annotated, Literal
 import msgspec
 from absl import logging
 
-from emergency_ckpt.cluster.coordination import Coordinator, decode_message
+from emergency_ckpt.cluster.coordination import Coordinator, deadline_left_s, decode_message
 from emergency_ckpt.cluster.left_processes import LeftProcesses
 from emergency_ckpt.cluster.round import Answer, Cell, Round, Rule, Series
 from emergency_ckpt.core.limits import MAX_PLAN_MESSAGE_BYTES, ProcessIndex
 from emergency_ckpt.core.wording import valid_text
 from emergency_ckpt.errors import (
     CheckpointError,
+    CoordinationError,
     DeadlineExceeded,
     PeerLeft,
     PersistentTierError,
@@ -35,7 +36,7 @@ DOCUMENTS = "documents"
 TENSORS = "tensors"
 _KEPT_REFUSALS = 2
 _AGAIN_S = 1.0
-"""Pause before an outcome is published again that could not be published."""
+"""Pause before an outcome is published or asked for again, after a failed call."""
 _SAVES = 2
 """A wait for the outcome lasts so many timeouts: the first writer may begin one save later."""
 LeftOut = Literal["", "paused", "late"]
@@ -297,7 +298,8 @@ class StorageRounds:
         """Wait for the outcome of ``save``, and return it when ``save`` is complete.
 
         PersistentTierError when ``save`` failed, SaveLeftOut when it was left out; DeadlineExceeded
-        when there is no outcome.
+        when there is no outcome; CoordinationError when this process cannot ask for the outcome
+        until the deadline.
         """
 
         def inspect() -> str:
@@ -307,7 +309,7 @@ class StorageRounds:
 
         self.is_learning = True
         try:
-            data = self._outcome(save).wait(_SAVES * self._timeout_s, inspect)
+            data = self._wait_for_outcome(save, inspect)
         except (DeadlineExceeded, PeerLeft) as error:
             raise DeadlineExceeded(
                 "learn the outcome of",
@@ -322,6 +324,23 @@ class StorageRounds:
             report = report.named(first_writer)
         raise_failure(report, save.step)
         return report
+
+    def _wait_for_outcome(self, save: SaveId, inspect: Callable[[], str]) -> bytes:
+        """Return the outcome of ``save`` once it is there; a failed try is repeated.
+
+        For all other processes the step may be complete, so one failed call must not end the wait.
+        """
+        deadline_s = time.monotonic() + _SAVES * self._timeout_s
+        while True:
+            try:
+                return self._outcome(save).wait(deadline_left_s(deadline_s), inspect)
+            except PeerLeft:
+                raise
+            except CoordinationError as error:
+                left_s = deadline_s - time.monotonic()
+                if left_s <= 0 or self._ending.wait(min(_AGAIN_S, left_s)):
+                    raise
+                logging.warning("the outcome of step %d is asked for again: %s", save.step, error)
 
     def end_waits(self) -> None:
         """End all waits for outcomes, now and later. From any thread."""

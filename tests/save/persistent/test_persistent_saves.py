@@ -57,7 +57,7 @@ from emergency_ckpt.work_progress import WorkProgress
 
 STAGES = (FIRST_STAGE, DOCUMENTS)
 CALLS = VERIFICATION / "simulation" / "storage_calls.py"
-LONG_S = 120.0
+SOON_S, LONG_S = 0.5, 120.0
 LIFE = life(1)
 LIMITS = TimeLimits(60.0, LONG_S)
 STUCK_SOON = TimeLimits(1.0, LONG_S)  # a process that hears nothing finds another one stuck
@@ -327,15 +327,26 @@ def test_failed_call_of_one_process_is_told_to_all(
     assert job.completed() == {(process, 2) for process in range(TOPOLOGY.process_count)}
 
 
-@pytest.mark.parametrize(("operation", "part"), [("list", "/2/host_states"), ("put", "/outcome")])
+CALLS_BESIDE_A_COMPLETE_STEP = [
+    (0, "list", "/2/host_states"),
+    (0, "put", "/outcome"),
+    (1, "get", "/outcome"),
+    (2, "get", "/outcome"),
+]
+
+
+@pytest.mark.parametrize(("process", "operation", "part"), CALLS_BESIDE_A_COMPLETE_STEP)
 def test_failed_call_beside_a_complete_step_fails_no_save(
-    tmp_path: Path, operation: str, part: str
+    tmp_path: Path, process: int, operation: str, part: str
 ) -> None:
-    """The first writer looks which keys are to go, or says that the step is complete."""
+    """The first writer looks which keys are to go, or says that the step is complete.
+
+    A writer waits until it is, and so does a process that does not write.
+    """
     job = Job(tmp_path, STUCK_SOON)
     job.save(1)
     job.save(2)
-    job.service.fail(0, operation, part, CoordinationError(operation, part, "UNAVAILABLE"))
+    job.service.fail(process, operation, part, CoordinationError(operation, part, "UNAVAILABLE"))
     job.save(3)
     assert job.completed() == {(process, n) for process in range(4) for n in (1, 2, 3)}
     assert [failures.count for failures in job.failures] == [0] * 4
@@ -469,6 +480,23 @@ def test_outcome_beside_the_first_writers_next_save_is_read() -> None:
     waiting = StorageRounds(Waiting(service, 1), LONG_S)
     waiting.begin(save, lambda _: None, is_announced=True)
     assert waiting.learn(save, 0).steps == (2,)
+
+
+def test_service_that_fails_on_ends_the_wait_for_an_outcome() -> None:
+    """Until the deadline of the wait, or the end of the process."""
+
+    class Unreachable(MemoryCoordinator):
+        def get(self, key: str, timeout_s: float) -> bytes:
+            raise CoordinationError("wait for", key, "UNAVAILABLE")
+
+    save = SaveId(step=2, incarnation=LIFE, run_id="run")
+    waiting = StorageRounds(Unreachable(MemoryService(2), 1), SOON_S)
+    with pytest.raises(CoordinationError, match="UNAVAILABLE"):
+        waiting.learn(save, 0)
+    ending = StorageRounds(Unreachable(MemoryService(2), 1), LONG_S)
+    ending.end_waits()
+    with pytest.raises(CoordinationError, match="UNAVAILABLE"):
+        ending.learn(save, 0)
 
 
 def test_failure_of_a_writer_past_the_save_is_read() -> None:

@@ -50,14 +50,18 @@ def _clean_storage(args: argparse.Namespace) -> None:
     hidden = [entry for entry in table.steps if entry.state == "hidden"]
     ages = _ages(tier, table, hidden, args.yes)
     chosen = [entry for entry in hidden if ages.get(entry.step, 0.0) >= args.older_than]
+    removed: set[int] = set()
     if args.yes and chosen:
         writer = _writer(tier, table, "clean")
-        writer.remove_hidden({entry.step for entry in chosen}, table.incarnation)
+        saves = {(entry.step, entry.incarnation) for entry in chosen}
+        removed = writer.remove_hidden(saves, table.incarnation)
     for entry in hidden:
         if entry not in chosen:
             text = "stays: not old enough (--older-than)"
+        elif not args.yes:
+            text = "would be removed (--yes)"
         else:
-            text = "removed" if args.yes else "would be removed (--yes)"
+            text = "removed" if entry.step in removed else "stays: a job has changed it meanwhile"
         print_line(f"step {entry.step}  {_described(entry, ages.get(entry.step))}  {text}")
 
 
