@@ -27,6 +27,8 @@ _POLL_S = 0.05
 # The most that a contender keeps of each slice's state at one time, one of it set aside.
 _COPIES_ON_RAMDISK = 4
 _COPIES_IN_PROCESS = 3
+_COPIES_TOUCHED = 4
+"""Of each slice's state, in free memory, before a life: what a process takes while it is timed."""
 
 
 class RoundFailed(Exception):
@@ -173,6 +175,8 @@ def _run_life(
 
     Raises RoundFailed; its message begins with ``who``.
     """
+    shape = orders.shape
+    machine.touch_free_memory(_COPIES_TOUCHED * shape.slices * shape.state_bytes)
     deadline_s = time.monotonic() + timeout_s
     with ProcessSet(spec, restart_count=life) as processes:
         while processes.running:
@@ -184,8 +188,8 @@ def _run_life(
                 problem = f"process {late} still runs after {timeout_s:g} s"
                 raise _failure(spec, life, who, late, problem)
             time.sleep(_POLL_S)
-    count = orders.shape.process_count
-    return [json.loads(orders.result_path(life, index).read_text()) for index in range(count)]
+    results = (orders.result_path(life, index) for index in range(shape.process_count))
+    return [json.loads(path.read_text()) for path in results]
 
 
 def _failure(spec: JobSpec, life: int, who: str, process: int, problem: str) -> RoundFailed:

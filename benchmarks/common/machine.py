@@ -1,6 +1,7 @@
 """Facts about the machine and the software, recorded with the figures."""
 
 import importlib.metadata
+import mmap
 import os
 import platform
 import subprocess
@@ -53,6 +54,21 @@ def text(about: Mapping[str, Any]) -> str:
 def available_memory_bytes() -> int:
     """Return the memory that the kernel could give to new processes without swapping."""
     return int(_field("/proc/meminfo", "MemAvailable").removesuffix("kB")) * 1024
+
+
+def touch_free_memory(size_bytes: int) -> None:
+    """Take so much of the free memory, half of it at most, touch all of it, and give it back.
+
+    A virtual machine may have given its free memory back to its host, which then has to find each
+    page again at its first touch: a GiB took 2.4 s on machine B, and 0.13 s where it was there.
+    Whoever takes that memory first would pay for all who take it later.
+    """
+    size_bytes = min(size_bytes, available_memory_bytes() // 2) // mmap.PAGESIZE * mmap.PAGESIZE
+    if size_bytes == 0:
+        return
+    with mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
+        memory.madvise(mmap.MADV_HUGEPAGE)
+        memory[:: mmap.PAGESIZE] = bytes(size_bytes // mmap.PAGESIZE)
 
 
 def _field(path: str, name: str) -> str:
