@@ -1,4 +1,4 @@
-"""A training loop in plain JAX: one process, a cluster, or ``eckpt launch``."""
+"""A training loop in plain JAX: one process, or ``eckpt launch`` (clusters: cluster_jax.py)."""
 
 import os
 
@@ -18,7 +18,7 @@ if job is not None:
 elif "JAX_COORDINATOR_ADDRESS" in os.environ:
     jax.distributed.initialize()  # your cluster; one process needs none of this
 
-slices = job.slice_count if job else 1
+slices = job.slice_count if job else 1  # on a cluster: as many as the job has
 mesh = Mesh(np.array(jax.devices()).reshape(slices, -1), ("slice", "fsdp"))
 shardings = {"w": NamedSharding(mesh, PartitionSpec("fsdp"))}
 state = jax.jit(lambda: {"w": jnp.zeros(1024)}, out_shardings=shardings)()
