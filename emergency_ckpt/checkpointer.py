@@ -7,7 +7,7 @@ import gc
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, Unpack
 
@@ -66,14 +66,19 @@ class _End:
         at_program_end(self._with_program)
         drop_in_child(self, _End.leave_to_parent)
 
-    def begin(self) -> None:
-        """Leave the rest to the caller."""
+    @contextlib.contextmanager
+    def left_to_caller(self) -> Generator[None]:
+        """Leave the end to the caller, inside; the end of the program waits for its thread."""
         self.has_come = True
-        not_at_program_end(self._with_program)
+        try:
+            yield
+        finally:
+            not_at_program_end(self._with_program)
 
     def leave_to_parent(self) -> None:
         """Do nothing in a forked child: threads, locks and the end are the parent's."""
-        self.begin()
+        self.has_come = True
+        not_at_program_end(self._with_program)
         self.why = "the checkpointer belongs to the parent process"
 
     def come(self, why: str) -> None:
@@ -475,10 +480,10 @@ class EmergencyCheckpointer:
         error = sys.exc_info()[1]
         is_normal_end = not after_error and is_success(error)
         stores_newest = is_normal_end and self._stores_newest
-        self._end.begin()
-        self._opened.expect_no_step()
         try:
             with contextlib.ExitStack() as ends:  # in reverse order, and all of it despite errors
+                ends.enter_context(self._end.left_to_caller())
+                self._opened.expect_no_step()
                 ends.callback(self._opened.release, _STOPPED, None if is_success(error) else error)
                 if not after_error and error is None:
                     ends.callback(self._opened.note_orderly_end)

@@ -228,10 +228,10 @@ def _read_ledger(found: Process, file: Path, data: bytes, run_id: str) -> None:
     del file
     ledger = json.loads(_digested(data, "ledger")["ledger"])
     fields = {"incarnation", "chain", "complete"}
-    _require(fields <= set(ledger) <= fields | {"finite", "restored"}, "no ledger")
+    _require(fields <= set(ledger) <= fields | {"finite", "restored", "stored"}, "no ledger")
     restored = ledger.get("restored", {"save": None, "lives": 1})
     _require(set(restored) == {"save", "lives"} and restored["lives"] > 0, "no restored save")
-    for save in filter(None, (ledger.get("finite"), restored["save"])):
+    for save in filter(None, (ledger.get("finite"), ledger.get("stored"), restored["save"])):
         _require(_save_of(save).run_id == run_id, "it is of another run")
     complete = None if ledger["complete"] is None else _save_of(ledger["complete"])
     _require(complete is None or complete.run_id == run_id, "it is of another run")

@@ -47,6 +47,8 @@ distributed = private_module("jax._src.distributed", "global_state", project="ja
 _T = TypeVar("_T")
 _UNREADABLE_LIMIT_CHARS = 400
 _HINT = "all processes must run the same version"
+_REPEAT_S, _REPEAT_PAUSE_S = 5.0, 0.2
+"""Time for which a call without an answer is repeated: a connection is made anew in a second."""
 
 
 class Coordinator(Protocol):
@@ -87,42 +89,88 @@ class Coordinator(Protocol):
 
 
 class JaxCoordinator:
-    """Coordinator over the service that ``jax.distributed.initialize`` started."""
+    """Coordinator over the service that ``jax.distributed.initialize`` started.
+
+    JAX's client makes each call once, and a connection that breaks fails all calls under way. So a
+    call that the service did not answer is repeated for ``_REPEAT_S``: without that, one such call
+    would end a vote or a restore for all processes. After a call that failed for so long, calls
+    are made once until the service answers again.
+    """
 
     def __init__(self, client: Any, namespace: str, process_index: int, process_count: int) -> None:
         self._client = client
         self._namespace = namespace
         self.process_index = process_index
         self.process_count = process_count
+        self._is_silent = False
 
     def _key(self, key: str) -> str:
         return f"{self._namespace}/{key}"
 
+    def _call(self, operation: str, key: str, work: Callable[[], _T]) -> _T:
+        deadline_s = time.monotonic() + _REPEAT_S
+        while True:
+            try:
+                with _service_errors(operation, key):
+                    result = work()
+            except CheckpointError as error:
+                is_answer = not error.problem.startswith("UNAVAILABLE")
+                if is_answer or self._is_silent or time.monotonic() >= deadline_s:
+                    self._is_silent = not is_answer
+                    raise
+                time.sleep(_REPEAT_PAUSE_S)
+            else:
+                self._is_silent = False
+                return result
+
     def put(self, key: str, value: bytes) -> None:
-        with _service_errors("put", key):
-            self._client.key_value_set_bytes(self._key(key), value)
+        is_repeated = False
+
+        def put() -> None:
+            nonlocal is_repeated
+            was_tried, is_repeated = is_repeated, True
+            try:
+                self._client.key_value_set_bytes(self._key(key), value)
+            except jax.errors.JaxRuntimeError as error:
+                # The try whose answer was lost may have set the key.
+                may_be_ours = was_tried and str(error).startswith("ALREADY_EXISTS")
+                if not may_be_ours or self.find(key) != value:
+                    raise
+
+        self._call("put", key, put)
 
     def get(self, key: str, timeout_s: float) -> bytes:
-        timeout_ms = max(1, int(timeout_s * 1000))
-        with _service_errors("wait for", key):
+        deadline_s = time.monotonic() + timeout_s
+
+        def get() -> bytes:
+            timeout_ms = max(1, int(deadline_left_s(deadline_s) * 1000))
             return self._client.blocking_key_value_get_bytes(self._key(key), timeout_ms)
 
+        return self._call("wait for", key, get)
+
     def list(self, prefix: str) -> Mapping[str, bytes]:
-        with _service_errors("list", prefix):
-            entries = self._client.key_value_dir_get_bytes(self._key(prefix))
-        start = len(self._key(prefix)) + 1
-        return {key[start:]: value for key, value in entries}
+        name = self._key(prefix)
+        entries = self._call("list", prefix, lambda: self._client.key_value_dir_get_bytes(name))
+        return {key[len(name) + 1 :]: value for key, value in entries}
 
     def delete(self, prefix: str) -> None:
-        with _service_errors("delete", prefix):
-            self._client.key_value_delete(self._key(prefix))
+        name = self._key(prefix)
+        self._call("delete", prefix, lambda: self._client.key_value_delete(name))
 
     def find(self, key: str) -> bytes | None:
-        return _find(self._client, self._key(key), key)
+        name = self._key(key)
+        try:
+            return self._call("look for", key, lambda: self._client.key_value_try_get_bytes(name))
+        except CoordinationError as error:
+            if error.problem.startswith("NOT_FOUND"):
+                return None
+            raise
 
     def replace(self, key: str, value: bytes) -> None:
-        with _service_errors("replace", key):
+        def replace() -> None:
             self._client.key_value_set_bytes(self._key(key), value, allow_overwrite=True)
+
+        self._call("replace", key, replace)
 
 
 @contextlib.contextmanager

@@ -157,6 +157,10 @@ class Timelines:
             self._bound = pending
         self._record()
 
+    def note_stored(self, save: SaveId) -> None:
+        """Record in RAM that ``save`` is complete in storage. Never raises."""
+        self._tier.note_stored(save)
+
     def _record(self) -> None:
         bound = self.bound
         if bound is None:

@@ -26,7 +26,7 @@ from emergency_ckpt.core.timeline import Timeline, number_of
 from emergency_ckpt.errors import NotHeld, StepNotFound
 from emergency_ckpt.ram.manifest import Published
 from emergency_ckpt.ram.process_directory import ProcessDirectory, QuarantineRecord
-from emergency_ckpt.ram.process_files import file_name, newest_chain
+from emergency_ckpt.ram.process_files import file_name, newest_chain, newest_stored
 from emergency_ckpt.ram.slots import Slot, SlotMemory
 from emergency_ckpt.ram.step_reader import DocumentCopy, RamStep, SlotCopy
 from emergency_ckpt.types import Contents, SaveId, ShardEntry
@@ -86,6 +86,8 @@ class HeldSaves:
     def inventory(self, holder: str, process_index: int, address: str) -> HolderInventory:
         """Return what this process holds, as the ``holder`` that peers reach at ``address``."""
         tensors, host_states, known_complete = self.held()
+        with self._lock:
+            ledgers = [place.ledger for place in self._directories()]
         return HolderInventory(
             holder=holder,
             process_index=process_index,
@@ -93,6 +95,7 @@ class HeldSaves:
             tensors=tensors,
             host_states=host_states,
             known_complete=known_complete,
+            known_stored=newest_stored(ledgers),
             timeline=self.timeline,
             incarnation=self.incarnation,
         )

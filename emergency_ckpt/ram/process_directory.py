@@ -126,6 +126,10 @@ class ProcessDirectory:
             lambda host_state: self.excludes(host_state.save) and host_state.save not in saves
         )
 
+    def note_stored(self, save: SaveId) -> None:
+        """Record that ``save`` is complete in storage. RamdiskFull, LocalTierError."""
+        self._record(stored=save)
+
     def note_orderly_end(self) -> None:
         """Record that this life was not ended by the save that it began from."""
         if isinstance(self.ledger.restored, RestoredSave):

@@ -82,6 +82,8 @@ class Ledger(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
       finite: the newest of these saves without a value that is NaN or infinite, on any process;
         not in the file before there was one.
       restored: the save that the newest lives began from; not in the file once another is complete.
+      stored: the newest save that was complete in storage, as this process heard; not in the file
+        before there was one. While storage is silent, RAM's older steps do not take its place.
     """
 
     incarnation: str = ""
@@ -89,6 +91,7 @@ class Ledger(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     complete: SaveId | None = None
     finite: SaveId | msgspec.UnsetType = msgspec.UNSET
     restored: RestoredSave | msgspec.UnsetType = msgspec.UNSET
+    stored: SaveId | msgspec.UnsetType = msgspec.UNSET
 
 
 def newest_chain(ledgers: Iterable[Ledger]) -> Timeline | None:
@@ -96,6 +99,12 @@ def newest_chain(ledgers: Iterable[Ledger]) -> Timeline | None:
     ledgers = list(ledgers)
     complete = (ledger.complete for ledger in ledgers if ledger.complete is not None)
     return newest(*(ledger.chain for ledger in ledgers), complete=complete)
+
+
+def newest_stored(ledgers: Iterable[Ledger]) -> SaveId | None:
+    """Return the newest save that storage had, as the ledgers have it on record."""
+    stored = [ledger.stored for ledger in ledgers]
+    return max((save for save in stored if isinstance(save, SaveId)), default=None)
 
 
 LEDGER_FILE = DigestedFile("ledger", Ledger, limit_bytes=MAX_LEDGER_BYTES)
@@ -130,7 +139,7 @@ class ProcessFiles:
         restored = ledger.restored if isinstance(ledger.restored, RestoredSave) else None
         if restored is not None and not 0 < restored.lives <= MAX_INCARNATION_NUMBER:
             problem = "the number of lives from one save is out of bounds"
-        for save in (ledger.complete, ledger.finite, restored and restored.save):
+        for save in (ledger.complete, ledger.finite, ledger.stored, restored and restored.save):
             if isinstance(save, SaveId):
                 check_save(save)
                 if save.run_id != self.run_id:

@@ -556,6 +556,14 @@ class LocalTier(HeldSaves):
                 surplus = self._take_surplus()
             _delete(surplus)
 
+    def note_stored(self, save: SaveId) -> None:
+        """Record ``save`` as complete in storage: see ``Ledger.stored``. A failure is logged."""
+        try:
+            with self._lock:
+                self._own.note_stored(save)
+        except (CheckpointError, OSError) as error:
+            logging.warning("step %d is not on record as stored: %s", save.step, error)
+
     def note_incomplete(self, save: SaveId) -> None:
         """Note that not all processes have ``save``: the next save takes its slot."""
         with self._lock:

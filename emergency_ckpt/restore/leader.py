@@ -438,7 +438,11 @@ class RestoreLeader:
             answer = self._plan_from_inventory()
         in_ram = answer if isinstance(answer, RestorePlan) else None
         timeline_before = self._inventory.timeline
-        if self._list_storage(tier, is_brief=in_ram is not None) is not None:
+        is_behind = self._is_behind_storage(in_ram)
+        error = self._list_storage(tier, is_brief=in_ram is not None and not is_behind)
+        if error is not None:
+            if is_behind:
+                raise error  # saves of RAM would roll the newer step back
             # RAM may well be enough. If not, see ``_ask_storage_again`` and ``_without_plan``.
             self._sufficed = in_ram
             return in_ram
@@ -452,6 +456,18 @@ class RestoreLeader:
             if stored.step > step or (stored.step == step and stored.incarnation != incarnation):
                 return None
         return in_ram
+
+    def _is_behind_storage(self, in_ram: RestorePlan | None) -> bool:
+        """Return whether storage had a newer step that still counts, as a holder has on record."""
+        if in_ram is None or self._requested_step is not None:
+            return False
+        timeline = self._inventory.timeline
+        stored = {h.known_stored for h in self._inventory.holders if h.known_stored is not None}
+        return any(
+            save.step > in_ram.step
+            and not (timeline and timeline.rejection_reason(save.step, save.incarnation))
+            for save in stored
+        )
 
     def _ask_storage_again(self, answer: RestorePlan | NoPlan) -> bool:
         """Ask storage with more patience where ``answer`` is worse than the step that sufficed.

@@ -265,6 +265,8 @@ class StorageLoad:
             try:
                 return self._read_all()
             except PersistentTierError as error:
+                if not error.unreachable and self._is_another_directory():
+                    raise self._not_seen(error) from error
                 done_bytes = self._progress.work.done_bytes
                 if done_bytes > most_bytes:
                     most_bytes, further_s = done_bytes, clock.now_s()
@@ -275,6 +277,24 @@ class StorageLoad:
             time.sleep(pause_s)
             self._progress.again()
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+
+    def _is_another_directory(self) -> bool:
+        """Return whether this host sees no step of this number at all, as where a mount is missing.
+
+        Process 0 has seen the step a moment ago. What one host lacks says nothing about the step.
+        """
+        try:
+            return self._persistent.found.find(self._plan.step) is None
+        except (PersistentTierError, CorruptData):
+            return False
+
+    def _not_seen(self, error: PersistentTierError) -> PersistentTierError:
+        target = f"step {self._plan.step} in {self._persistent.directory}"
+        problem = f"process 0 sees the step there, and this host does not: {error.problem}"
+        hint = "mount the same directory on all hosts"
+        failure = PersistentTierError("read", target, problem, hint=hint)
+        failure.unreachable = True
+        return failure
 
     def _read_all(self) -> LoadedPart:
         save, count = self._plan.save, self._plan.document_count

@@ -47,7 +47,6 @@ from emergency_ckpt.core.save.save_rules import check_items, named_metrics, plai
 from emergency_ckpt.core.save.timing import Repeats
 from emergency_ckpt.errors import (
     CheckpointError,
-    HostStateError,
     InvalidState,
     PeerLeft,
     PersistentTierError,
@@ -215,11 +214,20 @@ class Saver:
         """Begin a save in each tier that is due, then wait until the state may be donated."""
         request.both = len(due) > 1
         begun: list[_Begun] = []
+        reached: list[TierName] = []
         try:
             for name in due:
+                reached.append(name)
                 save_begun = self._begin(name, request)
                 if save_begun is not None:
                     begun.append(save_begun)
+        except CheckpointError as error:
+            for name in due:
+                if name not in reached:
+                    self._schedules[name].note_due(request.step)
+                    tell = partial(self._tell_refused, name, request.save, error)
+                    self._schedules[name].leave_out(request.step, tell)
+            raise
         finally:
             request.release()
             for save_begun in begun:
@@ -229,7 +237,7 @@ class Saver:
     def _begin(self, name: TierName, request: SaveRequest) -> _Begun | None:
         """Begin a save; return None if the tier has the step, is busy, or pauses.
 
-        The other processes learn of a save to RAM that an error ends here: the caller may go on.
+        The other processes learn of a save that an error ends here: the caller may go on.
         """
         schedule, save, begun_s = self._schedules[name], request.save, time.monotonic()
         if request.must_exist and request.step in self.saved.of(name):
@@ -246,10 +254,8 @@ class Saver:
             return None
         try:
             snapshot, work, capture = self.work.take(name, request)
-        except (HostStateError, InvalidState) as error:
-            if name == LOCAL:
-                reason = f"{type(error).__name__}: {error}"
-                schedule.start(partial(self._parts.local.leave_out, save, reason))
+        except CheckpointError as error:
+            schedule.start(partial(self._tell_refused, name, save, error))
             raise
         snapshot.start()
         self._parts.events.emit("save.started", step=request.step, tier=name)
@@ -323,6 +329,17 @@ class Saver:
             self._parts.local.tell_skipped(save)
         elif self._parts.persistent is not None:
             self._parts.persistent.tell_skipped(save, self._known_writers)
+
+    def _tell_refused(self, name: TierName, save: SaveId, error: CheckpointError) -> None:
+        """Tell the others, which wait for this process, that ``error`` keeps it from ``save``.
+
+        In the thread of the tier's saves.
+        """
+        reason = f"{type(error).__name__}: {error}"
+        if name == LOCAL:
+            self._parts.local.leave_out(save, reason)
+        elif self._parts.persistent is not None:
+            self._parts.persistent.leave_out(save, self._known_writers, reason)
 
     @property
     def _known_writers(self) -> Sequence[int]:

@@ -117,6 +117,7 @@ class Vote:
         self._begun: SaveId | None = None
         self._is_decided = True
         self._late: set[int] = set()
+        self._is_cut_short = False  # the newest vote, since the processes were late again
 
     def cast(self, save: SaveId, ballot: Ballot, *, is_announced: bool = False) -> Outcome:
         """Vote on ``save`` and return the outcome. Collective, once for each save.
@@ -197,9 +198,14 @@ class Vote:
             # All have restored since then, so no process is in doubt about a save before that.
             forget(self._coordinator, _incarnation(self._begun))
             self._votes, self._late = Series(_KEPT_VOTES), set()
-        elif self._begun is not None and not self._is_decided:
-            # Once ``save`` has begun, the others take an undecided previous save for incomplete.
-            self._decide(self._begun, {})
+        elif self._begun is not None:
+            if not self._is_decided:
+                # Once ``save`` has begun, the others take the previous save for incomplete.
+                self._decide(self._begun, {})
+            if self._is_cut_short:
+                # These are only slower than the others: the next vote waits for them.
+                self._late -= self._ballots(self._begun).said().keys()
+        self._is_cut_short = False
         self._begun, self._is_decided = save, False
         # Noted before a call that may fail: otherwise the vote's keys would never be deleted.
         self._votes.add(_name(save))
@@ -215,6 +221,7 @@ class Vote:
             self._late = self._late.intersection(missing) - absent.keys()
             is_over = time.monotonic() - began_s > _LATE_AGAIN_S
             if not absent and is_over and self._late.issuperset(missing):
+                self._is_cut_short = True
                 return {p: f"process {p} is late again" for p in missing}
             return absent
 

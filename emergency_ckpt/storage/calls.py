@@ -142,7 +142,10 @@ def is_unreachable(error: BaseException) -> bool:
     """
     if isinstance(error, CheckpointError):
         return isinstance(error, DeadlineExceeded)
-    if is_refusal(error) or errno_of(error) in _PATH_ERRNOS or "Invalid path" in str(error):
+    # An error of this process, as where no thread can be started, says nothing about storage.
+    is_own = isinstance(error, MemoryError | RuntimeError)
+    is_of_path = errno_of(error) in _PATH_ERRNOS or "Invalid path" in str(error)
+    if is_own or is_of_path or is_refusal(error):
         return True
     is_final = isinstance(error, _FINAL_ERRORS) or errno_of(error) in _FINAL_ERRNOS
     if is_final or is_damage(error):

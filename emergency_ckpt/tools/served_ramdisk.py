@@ -28,7 +28,7 @@ from emergency_ckpt.ram.locks import (
 )
 from emergency_ckpt.ram.manifest import end_of
 from emergency_ckpt.ram.ownership import open_local_dir
-from emergency_ckpt.ram.process_files import ProcessFiles, file_name, newest_chain
+from emergency_ckpt.ram.process_files import ProcessFiles, file_name, newest_chain, newest_stored
 from emergency_ckpt.tools.survey.places import Places
 from emergency_ckpt.tools.survey.ramdisk import ProcessFolder, RamCopy, read_folder, version_of
 from emergency_ckpt.types import Contents, SaveId
@@ -91,6 +91,7 @@ class ReadOnlyRamdisk:
             tensors=tuple(sorted({manifest for holder in holders for manifest in holder.tensors})),
             host_states=tuple(sorted(host_states.values())),
             known_complete=max(known, default=None),
+            known_stored=newest_stored(ledgers),
             timeline=newest_chain(ledgers),
             incarnation=max((ledger.incarnation for ledger in ledgers), key=number_of, default=""),
         )

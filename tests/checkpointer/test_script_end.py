@@ -52,6 +52,32 @@ started = threading.Event()
 threading.Thread(target=train).start()
 started.wait()
 """
+STOPS_IN_A_THREAD = """
+import sys, threading, time
+import jax, numpy as np
+from emergency_ckpt import EmergencyCheckpointer
+from emergency_ckpt.storage import PersistentTier
+
+finish = PersistentTier.finish
+
+def slowly(*args, **kwargs):
+    time.sleep(2)  # the main thread has ended
+    return finish(*args, **kwargs)
+
+PersistentTier.finish = slowly
+
+def train():
+    config = EmergencyCheckpointer.default_config().set(dir=sys.argv[1], local_dir=sys.argv[2])
+    with config.instantiate() as ckpt:
+        state = {f"leaf_{i}": jax.numpy.full((256, 1024), i, "float32") for i in range(8)}
+        ckpt.save(step=1, state=state, force=True)
+        trained.set()
+    print("stopped", flush=True)
+
+trained = threading.Event()
+threading.Thread(target=train).start()
+trained.wait()
+"""
 LOOK = "print('newest', ckpt.latest_step())"
 
 
@@ -82,6 +108,17 @@ def test_program_that_trains_in_a_thread_goes_on(tmp_path: Path, ramdisk: Path) 
     assert (done.returncode, done.stdout) == (0, "trained\n"), done.stderr
     with CheckpointManager(directory) as manager:
         assert manager.latest_step() == 3
+
+
+def test_program_waits_for_a_thread_that_stops_its_checkpointer(
+    tmp_path: Path, ramdisk: Path
+) -> None:
+    """The main thread ends while that thread is inside ``stop``."""
+    directory = tmp_path / "dir"
+    done = run_program(tmp_path, STOPS_IN_A_THREAD, str(directory), ramdisk)
+    assert (done.returncode, done.stdout) == (0, "stopped\n"), done.stderr
+    with CheckpointManager(directory) as manager:
+        assert manager.latest_step() == 1, done.stderr
 
 
 @pytest.mark.usefixtures("gcs")

@@ -10,8 +10,9 @@ from damage import flip
 from faults import shards_in_ram_look_damaged
 from world import STORAGE, World, save_all
 
-from emergency_ckpt.errors import StorageUnreachable, Unrecoverable
+from emergency_ckpt.errors import RestoreFailed, StorageUnreachable, Unrecoverable
 from emergency_ckpt.storage import PersistentTier
+from emergency_ckpt.storage.steps import StoredSteps
 from emergency_ckpt.work_progress import WorkProgress
 
 
@@ -96,6 +97,28 @@ def test_storage_that_breaks_off_each_time_ends_the_load(
         with pytest.raises(StorageUnreachable, match="not lost"):
             checkpointer.restore(state=stored.state(0), host_state={})
         assert time.monotonic() - began_s < 60
+
+
+@pytest.mark.parametrize("sees_step", [False, True])
+def test_host_without_the_mount_costs_no_step(
+    stored: World, monkeypatch: pytest.MonkeyPatch, sees_step: bool
+) -> None:
+    """Process 0 has planned with step 4; where it is read, its file or all of it is missing."""
+
+    def fail(self: PersistentTier, item: str, *_: object, **__: object) -> object:
+        raise self.storage.error("read", item, FileNotFoundError("scripted"))
+
+    with monkeypatch.context() as patch, stored.open_both() as checkpointer:
+        patch.setattr(PersistentTier, "read_into", fail)
+        if sees_step:  # the step is damaged, and so is step 2
+            with pytest.raises(Unrecoverable):
+                checkpointer.restore(state=stored.state(0), host_state={})
+        else:
+            patch.setattr(StoredSteps, "find", lambda *_: None)
+            with pytest.raises(RestoreFailed, match="process 0 sees the step there, and this host"):
+                checkpointer.restore(state=stored.state(0), host_state={})
+    with stored.open_both() as checkpointer:
+        assert checkpointer.restore(state=stored.state(0), host_state={})[0] == 4
 
 
 @pytest.mark.parametrize("method", ["describe", "read_into"])

@@ -224,8 +224,9 @@ def _saves(checkpointer: EmergencyCheckpointer, world: World, step: int) -> bool
 
 
 def test_policies_of_the_page_save_to_both_tiers(world: World) -> None:
-    config = EmergencyCheckpointer.default_config()
-    exec(readme_block("policies"), {"config": config})
+    names_of_page: dict[str, Any] = {}
+    exec(readme_block("policies"), names_of_page)
+    config = names_of_page["config"]
     names = ("local_save_every", "save_every", "preservation_policy")
     settings = {name: getattr(config, name) for name in names}
     assert None not in settings.values()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from emergency_ckpt.ram import LocalTier
 from emergency_ckpt.save import Ballot, Outcome, Vote
 from emergency_ckpt.save.local_save import LocalSave, LocalSaves
 from emergency_ckpt.save.persistent.capture import SlotCapture
+from emergency_ckpt.save.persistent.save import PersistentSaves
 from emergency_ckpt.save.value_checks import FiniteLeaves
 from emergency_ckpt.state import Snapshot, SnapshotRecipe, describe, host_state
 from emergency_ckpt.state.link import find_link
@@ -144,6 +145,33 @@ def test_save_that_cannot_begin_is_voted_against_at_once(
     assert refusals[1].startswith("HostStateError: capture host_state: cannot store")
     assert refusals[2].startswith("InvalidState: save leaf")
     assert refusals[3] == "InvalidState: save step 4: no arrays are given"
+
+
+def test_save_to_storage_that_cannot_begin_is_told_at_once(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others would wait for the host state of this process, for minutes."""
+    said: list[tuple[int, str]] = []
+    leave_out = PersistentSaves.leave_out
+
+    def heard(saves: PersistentSaves, save: SaveId, writers: Sequence[int], reason: str) -> None:
+        said.append((save.step, reason))
+        leave_out(saves, save, writers, reason)
+
+    monkeypatch.setattr(PersistentSaves, "leave_out", heard)
+    for settings in ({"save_every": 1}, {"save_every": 1, "local_save_every": 0}):
+        said.clear()
+        with world.open_both(**settings) as checkpointer:
+            checkpointer.restore(state=world.state(0), host_state={})
+            first = (checkpointer.latest_step() or 0) + 1
+            save_all(checkpointer, world, first)
+            with pytest.raises(HostStateError, match=r"builtins\.set"):
+                checkpointer.save(step=first + 1, state=world.state(first + 1), host_state={1, 2})
+            save_all(checkpointer, world, first + 2)
+            assert checkpointer.latest_step() == first + 2
+        ((step, reason),) = said
+        assert step == first + 1
+        assert reason.startswith("HostStateError: capture host_state: cannot store")
 
 
 def test_listener_that_exits_ends_no_later_save(world: World) -> None:

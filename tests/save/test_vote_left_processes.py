@@ -130,6 +130,24 @@ def test_vote_without_a_late_process_waits_its_time_once(monkeypatch: pytest.Mon
     check_all(results(pending), "complete")
 
 
+def test_vote_waits_again_for_a_process_that_is_only_slower(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Process 2 was late once, and comes to each vote after the others have waited a while."""
+    monkeypatch.setattr(vote, "_LATE_AGAIN_S", 0.0)
+    job = Job()
+    slow, job.votes[0]._timeout_s = job.votes[0], 0.5  # pyright: ignore[reportPrivateUsage]
+    check_all(job.cast(10, {0, 1}), "incomplete", "process 2 did not publish")
+    slow._timeout_s = NEVER_S  # pyright: ignore[reportPrivateUsage]
+    check_all(job.cast(20, {0, 1}), "incomplete", "process 2 is late again")
+    check_all(job.cast(20, {2}), "incomplete", "process 2 is late again")
+    pending = job.begin(30, {0, 1})
+    job.looked(3)
+    assert not any(f.done() for f in pending.values())
+    pending |= job.begin(30, {2})
+    check_all(results(pending), "complete")
+
+
 def test_decision_forgotten_leaves_nobody_in_doubt_for_ever() -> None:
     job = Job()
     for step in range(1, 30):

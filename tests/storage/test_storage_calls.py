@@ -217,6 +217,8 @@ def in_seconds(seconds: float) -> float:
         (ValueError("UNAVAILABLE: try again"), True),
         (PermissionError("denied"), True),
         (DeadlineExceeded("use storage at", "dir", "no answer in time"), True),
+        (RuntimeError("can't start new thread"), True),
+        (MemoryError("Unable to allocate 1. GiB"), True),
         (FileNotFoundError("absent"), False),
         (ValueError("NOT_FOUND: no such key"), False),
         (ValueError("DATA_LOSS: bad chunk"), False),

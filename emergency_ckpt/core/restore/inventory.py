@@ -48,6 +48,7 @@ class HolderInventory(msgspec.Struct, frozen=True, forbid_unknown_fields=True, g
       address: ``"host:port"`` where the holder serves its shards.
       known_complete: the newest save that this holder once knew to be globally complete. It only
         distinguishes a job that lost its checkpoints from one that never had any.
+      known_stored: the newest save that this holder once knew to be complete in storage.
       timeline: the record of rolled-back saves that this holder has.
       incarnation: the newest incarnation of the job that it has heard of.
       sets: by digest of a manifest, the sets of shards in it (``shard_layout.shard_sets``). A
@@ -60,6 +61,7 @@ class HolderInventory(msgspec.Struct, frozen=True, forbid_unknown_fields=True, g
     tensors: tuple[HeldTensors, ...]
     host_states: tuple[HeldHostState, ...]
     known_complete: SaveId | None = None
+    known_stored: SaveId | None = None
     timeline: Timeline | None = None
     incarnation: str = ""
     sets: dict[str, dict[str, str]] = {}

@@ -564,8 +564,8 @@ def _distinct_holders(
 def _same(a: HolderInventory, b: HolderInventory) -> bool:
     """Return whether two inventories of one name are equal, in whatever order their parts are."""
     return (
-        (a.process_index, a.address, a.known_complete)
-        == (b.process_index, b.address, b.known_complete)
+        (a.process_index, a.address, a.known_complete, a.known_stored)
+        == (b.process_index, b.address, b.known_complete, b.known_stored)
         and set(a.tensors) == set(b.tensors)
         and set(a.host_states) == set(b.host_states)
     )

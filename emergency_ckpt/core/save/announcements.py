@@ -216,8 +216,13 @@ class StepClock:
         self._seen: list[tuple[int, float]] = []
 
     def arrive(self, step: int, now_s: float) -> None:
-        """Record that ``step`` was reached at ``now_s``. A lower step restarts the measurement."""
-        if self._seen and step <= self._seen[-1][0]:
+        """Record that ``step`` was reached at ``now_s``. A lower step restarts the measurement.
+
+        The same step again, as of ``should_save`` after ``save``, changes nothing.
+        """
+        if self._seen and step == self._seen[-1][0]:
+            return
+        if self._seen and step < self._seen[-1][0]:
             self._seen.clear()
         self._seen.append((step, now_s))
         if len(self._seen) > self._KEPT:

@@ -254,6 +254,7 @@ class PersistentSaves:
         if outcome.kept:
             self._tell_left_out(step, "kept")
         else:
+            self._chain.timelines.note_stored(job.save)
             seconds = time.monotonic() - started_s
             self._events.emit("persistent.complete", step=step, seconds=seconds)
         return True

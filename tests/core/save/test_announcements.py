@@ -316,6 +316,7 @@ def test_clock_starts_afresh_when_steps_go_back() -> None:
     clock.arrive(1, 0.0)
     assert clock.progress is None
     clock.arrive(3, 1.0)
+    clock.arrive(3, 1.25)  # as of ``should_save`` after ``save``
     assert clock.progress == Progress(3, 1.0, 0.5, 2, (1, 3))
     clock.arrive(2, 5.0)
     assert clock.progress is None
