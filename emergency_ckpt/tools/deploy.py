@@ -27,7 +27,8 @@ from emergency_ckpt.core.wording import printable
 from emergency_ckpt.errors import ConfigError
 from emergency_ckpt.extensions import parse_placement
 from emergency_ckpt.extras.event_log import LOG_BYTES
-from emergency_ckpt.tools.placement_study import GIB, SLOTS, held_bytes, mib_bytes, stored_share
+from emergency_ckpt.ram.slot_choice import slots_for
+from emergency_ckpt.tools.placement_study import GIB, held_bytes, stored_share
 
 ACCELERATORS = {
     "v4": "tpu-v4-podslice",
@@ -48,6 +49,7 @@ MACHINES = {
 """Chips of a host by machine type, for each TPU type; the first one is the default. A machine of 1
 or 8 chips is a slice by itself."""
 
+_MIB = 1 << 20
 _CHIPS_OF_A_SHARED_SLICE = 4
 _FLAT = ("v5e", "v6e")
 """The types whose topologies have two dimensions; those of the others have three."""
@@ -80,8 +82,6 @@ def job_values(args: argparse.Namespace) -> dict[str, str | list[str] | None]:
     machines = MACHINES[args.tpu_type]
     machine = args.machine_type or next(iter(machines))
     chips = machines[machine]
-    memory = None if args.memory_gib is None else format_quantity(round(args.memory_gib * GIB))
-    ramdisk_bytes = round(args.ramdisk_gib * GIB)
     return {
         "NAME": args.name,
         "NAMESPACE": args.namespace,
@@ -104,11 +104,11 @@ def job_values(args: argparse.Namespace) -> dict[str, str | list[str] | None]:
         # One slice is one node pool, and no other slice's pods go there. Slices of one host share
         # a pool: each takes all chips of its node.
         "POOL_LABEL": _NODE_POOL if args.hosts > 1 else None,
-        "STATE_GIB": f"{args.state_gib:.6g}",
-        "HOST_STATE_MIB": f"{args.host_state_mib:.6g}",
-        "RAMDISK": format_quantity(ramdisk_bytes),
-        "RAMDISK_BYTES": str(ramdisk_bytes),
-        "MEMORY": memory,
+        "STATE_GIB": f"{args.state_bytes / GIB:.6g}",
+        "HOST_STATE_MIB": f"{args.host_state_bytes / _MIB:.6g}",
+        "RAMDISK": format_quantity(args.ramdisk_bytes),
+        "RAMDISK_BYTES": str(args.ramdisk_bytes),
+        "MEMORY": None if args.memory_bytes is None else format_quantity(args.memory_bytes),
         "PLACEMENT": args.placement,
         "KEEP_STEPS": str(args.local_keep_last_n),
         "RESTART_AGENT_IMAGE": args.restart_agent_image,
@@ -175,26 +175,22 @@ def _size_problems(args: argparse.Namespace, besides_bytes: int) -> list[str]:
         share = stored_share(parse_placement(args.placement), args.slices)
     except ConfigError as error:
         return [*error.problems]
-    slots = (
-        SLOTS - 1 + args.local_keep_last_n
-    )  # one is written while those that are kept stay whole
-    state_bytes, ramdisk_bytes = round(args.state_gib * GIB), round(args.ramdisk_gib * GIB)
-    host_bytes = mib_bytes("--host-state-mib", args.host_state_mib, "the job on GKE")
-    slot = math.ceil(state_bytes / args.hosts * share)
+    slots = slots_for(args.local_keep_last_n, writes_storage=False)
+    ramdisk_bytes, host_bytes = args.ramdisk_bytes, args.host_state_bytes
+    slot = math.ceil(args.state_bytes / args.hosts * share)
     needed_bytes = math.ceil(held_bytes(slot, host_bytes, args.slices - 1, slots))
     needed_bytes += SMALL_FILES_BYTES + besides_bytes
     log_text = f", and {format_quantity(besides_bytes)} of event log" if besides_bytes else ""
     if ramdisk_bytes < needed_bytes:
         problems.append(
             f"a ramdisk of {format_quantity(ramdisk_bytes)} is smaller than the saves need:"
-            f" {format_quantity(needed_bytes)} on each host, for {args.local_keep_last_n + 1} slots"
-            f" of its part of {format_quantity(state_bytes)} with {args.placement}, each with"
+            f" {format_quantity(needed_bytes)} on each host, for {slots} slots"
+            f" of its part of {format_quantity(args.state_bytes)} with {args.placement}, each with"
             f" {args.slices} host states of {format_quantity(host_bytes)}{log_text}"
         )
-    if args.memory_gib is not None and args.memory_gib <= args.ramdisk_gib:
-        limit = format_quantity(round(args.memory_gib * GIB))
+    if args.memory_bytes is not None and args.memory_bytes <= ramdisk_bytes:
         problems.append(
-            f"a memory limit of {limit} must be more than the ramdisk,"
+            f"a memory limit of {format_quantity(args.memory_bytes)} must be more than the ramdisk,"
             f" {format_quantity(ramdisk_bytes)}: what a pod writes there counts as its memory"
         )
     return problems

@@ -19,6 +19,8 @@ from emergency_ckpt.errors import ConfigError, TransferError
 from emergency_ckpt.tools.survey.places import Places
 
 _LONGEST_S = 1e7
+_LARGEST_BYTES = 1 << 60
+_LARGEST_COUNT = 10**6
 
 
 def port(text: str) -> int:
@@ -28,13 +30,27 @@ def port(text: str) -> int:
 
 def seconds(text: str) -> float:
     """Return a time above 0 and below four months."""
-    try:
-        value = float(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from error
+    value = _number(text)
     if not 0 < value < _LONGEST_S:
         raise argparse.ArgumentTypeError(f"{text} is not above 0 and below {_LONGEST_S:.0f}")
     return value
+
+
+def gib(text: str) -> int:
+    """Return the bytes of a size in GiB, at least one byte."""
+    return _size(text, 1 << 30, least_bytes=1)
+
+
+def mib(text: str) -> int:
+    """Return the bytes of a size in MiB, which may be 0."""
+    return _size(text, 1 << 20, least_bytes=0)
+
+
+def _size(text: str, unit_bytes: int, *, least_bytes: int) -> int:
+    size_bytes = _number(text) * unit_bytes
+    if not least_bytes <= size_bytes <= _LARGEST_BYTES:
+        raise argparse.ArgumentTypeError(f"{text} is not a size of {least_bytes} bytes to 1 EiB")
+    return round(size_bytes)
 
 
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -53,6 +69,11 @@ def duration(text: str) -> float:
     return value
 
 
+def positive(text: str) -> int:
+    """Return a count of at least 1."""
+    return _between(text, 1, _LARGEST_COUNT)
+
+
 def step_number(text: str) -> int:
     """Return the number of a step."""
     return _between(text, 0, MAX_STEP)
@@ -66,6 +87,13 @@ def user_id(text: str) -> int:
         return pwd.getpwnam(text).pw_uid
     except (KeyError, ValueError) as error:
         raise argparse.ArgumentTypeError(f"{text!r} is not a user of this host") from error
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from error
 
 
 def _between(text: str, least: int, most: int) -> int:
