@@ -1,7 +1,7 @@
 """Manifests of a job on GKE, from a template with placeholders.
 
-1. ``GkeJob`` describes the job. It names every fault of a description at once, and has the values
-   of the placeholders; it knows GKE's machine types, and the hosts of a topology.
+1. The options of ``eckpt plan --gke`` describe the job. Every fault of a description is named at
+   once; the tables of GKE's machine types tell the hosts of a topology.
 2. A template consists of objects of YAML with ``${NAME}`` in their texts. The placeholders are
    filled in the parsed objects, not in the text: a value with a newline or a quote stays a value,
    whatever it says, and is a text for each parser of YAML. A text that is one placeholder becomes
@@ -62,18 +62,6 @@ _LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 _SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?")
 
 
-def job_problems(args: argparse.Namespace, besides_bytes: int) -> list[str]:
-    """Return every fault of the options of ``eckpt plan --gke``, one line each.
-
-    ``besides_bytes``: what else lies in a host's ramdisk.
-    """
-    return [
-        *_name_problems(args),
-        *tpu_problems(args.tpu_type, args.machine_type, args.topology, args.hosts),
-        *_size_problems(args, besides_bytes),
-    ]
-
-
 def job_values(args: argparse.Namespace) -> dict[str, str | list[str] | None]:
     """Return the values of the placeholders; None for what this job does not have.
 
@@ -100,7 +88,8 @@ def job_values(args: argparse.Namespace) -> dict[str, str | list[str] | None]:
         # A topology may be had of several machine types: 2x4 is two hosts, or one.
         "MACHINE": machine,
         "CHIPS": str(chips),
-        "DEVICES": str(chips * devices_per_chip(args.tpu_type)),
+        # JAX has a device for each of the two cores of a chip of tpu7x.
+        "DEVICES": str(chips * (2 if args.tpu_type == "tpu7x" else 1)),
         # One slice is one node pool, and no other slice's pods go there. Slices of one host share
         # a pool: each takes all chips of its node.
         "POOL_LABEL": _NODE_POOL if args.hosts > 1 else None,
@@ -160,6 +149,7 @@ def _name_problems(args: argparse.Namespace) -> list[str]:
 
 
 def _size_problems(args: argparse.Namespace, besides_bytes: int) -> list[str]:
+    """Return the faults of the sizes. ``besides_bytes``: what else lies in a host's ramdisk."""
     problems = [
         f"{option} must be {least} to {most}, not {value}"
         for option, value, least, most in (
@@ -194,11 +184,6 @@ def _size_problems(args: argparse.Namespace, besides_bytes: int) -> list[str]:
             f" {format_quantity(ramdisk_bytes)}: what a pod writes there counts as its memory"
         )
     return problems
-
-
-def devices_per_chip(tpu_type: str) -> int:
-    """Return the JAX devices of a chip: tpu7x shows each of its two cores as one."""
-    return 2 if tpu_type == "tpu7x" else 1
 
 
 def tpu_problems(tpu_type: str, machine_type: str | None, topology: str, hosts: int) -> list[str]:
@@ -239,7 +224,6 @@ def tpu_problems(tpu_type: str, machine_type: str | None, topology: str, hosts: 
 Manifest = dict[str, Any]
 _PLACEHOLDER = re.compile(r"\$\{([A-Z_]+)\}")
 _DIGEST = re.compile(r"\S+@sha256:[0-9a-f]{64}")
-_OPTIONS = {"RESTART_AGENT_IMAGE": "--restart-agent-image"}
 _NUMBERS = frozenset({"replicas", "parallelism", "completions"})
 """Fields that are numbers to Kubernetes, and whose values are placeholders."""
 _GRACE_MARGIN_S = 5
@@ -255,17 +239,26 @@ def filled(text: str, args: argparse.Namespace, name: str) -> list[Manifest]:
     the template, for messages.
     """
     template = objects_of(text, name)
-    log_in_ram = _value_of(template, "ECKPT_EVENT_LOG").startswith("/ramdisk")
-    problems = job_problems(args, LOG_BYTES if log_in_ram else 0)
-    values = {} if problems else job_values(args)
-    wanted = {word for part in _texts(template) for word in _PLACEHOLDER.findall(part)}
-    problems += [] if problems else _missing(wanted, values, name)
-    if not problems:
-        objects = [_filled(manifest, values) for manifest in template]
-        problems = [*_grace_problems(objects), *_privilege_problems(objects)]
-        if not problems:
-            return objects
-    raise ConfigError(problems, target="the job on GKE")
+    environs = [_environ(container) for part in template for _, container in _containers(part)]
+    log_in_ram = any(e.get("ECKPT_EVENT_LOG", "").startswith("/ramdisk") for e in environs)
+    _refuse(
+        [
+            *_name_problems(args),
+            *tpu_problems(args.tpu_type, args.machine_type, args.topology, args.hosts),
+            *_size_problems(args, LOG_BYTES if log_in_ram else 0),
+        ]
+    )
+    values = job_values(args)
+    _refuse(_placeholder_problems(template, values, name))
+    objects = [_filled(manifest, values) for manifest in template]
+    _refuse([*_grace_problems(objects), *_privilege_problems(objects)])
+    return objects
+
+
+def _refuse(problems: Sequence[str]) -> None:
+    """Raise ConfigError with the problems, if there are any."""
+    if problems:
+        raise ConfigError(problems, target="the job on GKE")
 
 
 def as_yaml(objects: Sequence[Manifest], comments: Sequence[str] = ()) -> str:
@@ -292,22 +285,21 @@ def objects_of(text: str, name: str) -> list[Manifest]:
     return objects
 
 
-def _missing(wanted: set[str], values: Mapping[str, Any], name: str) -> list[str]:
+def _placeholder_problems(
+    template: Sequence[Manifest], values: Mapping[str, Any], name: str
+) -> list[str]:
+    words = {word for part in _texts(template) for word in _PLACEHOLDER.findall(part)}
     problems = [
         f"{name} has the placeholder ${{{word}}}, which stands for nothing; there are"
         f" {', '.join(sorted(values))}"
-        for word in sorted(wanted - values.keys())
+        for word in sorted(words - values.keys())
     ]
-    problems += [
-        f"{name} needs {_OPTIONS[word]}"
-        for word in sorted(wanted & _OPTIONS.keys())
-        if values[word] is None
-    ]
-    problems += [
-        f"{option} is given, and {name} has no place for it"
-        for word, option in _OPTIONS.items()
-        if word not in wanted and values[word] is not None
-    ]
+    has_place = "RESTART_AGENT_IMAGE" in words
+    is_given = values["RESTART_AGENT_IMAGE"] is not None
+    if has_place and not is_given:
+        problems.append(f"{name} needs --restart-agent-image")
+    if is_given and not has_place:
+        problems.append(f"--restart-agent-image is given, and {name} has no place for it")
     return problems
 
 
@@ -359,11 +351,6 @@ def _containers(part: Any) -> Iterator[tuple[Manifest, Manifest]]:
 
 def _environ(container: Manifest) -> dict[str, str]:
     return {entry["name"]: str(entry.get("value", "")) for entry in container.get("env", [])}
-
-
-def _value_of(objects: Sequence[Manifest], variable: str) -> str:
-    environs = (_environ(container) for part in objects for _, container in _containers(part))
-    return next((environ[variable] for environ in environs if variable in environ), "")
 
 
 def _grace_problems(objects: Sequence[Manifest]) -> list[str]:

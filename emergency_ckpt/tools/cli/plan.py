@@ -14,7 +14,7 @@ from emergency_ckpt.core.wording import count_text
 from emergency_ckpt.errors import ConfigError
 from emergency_ckpt.tools.cli.arguments import gib, mib, print_json
 from emergency_ckpt.tools.cli.output import print_line, print_table
-from emergency_ckpt.tools.deploy import ACCELERATORS
+from emergency_ckpt.tools.deploy import ACCELERATORS, as_yaml, filled
 from emergency_ckpt.tools.placement_study import (
     GIB,
     JobShape,
@@ -148,9 +148,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _print_manifests(args: argparse.Namespace) -> int:
-    # Imported here: only this needs YAML.
-    from emergency_ckpt.tools.deploy import as_yaml, filled  # noqa: PLC0415
-
     if args.ramdisk_bytes is None:
         raise ConfigError(["--gke needs --ramdisk-gib"], target=_TARGET)
     manifests = filled(args.gke.read_text("utf-8"), args, args.gke.name)
