@@ -128,27 +128,36 @@ def add_places(parser: argparse.ArgumentParser) -> None:
         "--dir", default="", metavar="DIR", help="the persistent tier: a path, or a URL as gs://"
     )
     parser.add_argument("--run-id", help="only this run (default: all)")
-    parser.add_argument(
-        "--owner",
-        type=user_id,
-        metavar="USER",
-        help="owner of the ramdisks, by name or number, when root looks; default: the user of this"
-        " command",
-    )
+    add_owner(parser, "owner of the ramdisks, by name or number, when root looks")
     add_timeout(parser)
     add_json(parser)
 
 
-def add_peers(parser: argparse._ActionsContainer, text: str) -> None:  # pyright: ignore[reportPrivateUsage]
+_Options = argparse._ActionsContainer  # pyright: ignore[reportPrivateUsage]
+"""A parser, or a group of its arguments."""
+
+
+def add_peers(parser: _Options, text: str) -> None:
     """Add ``--peers``, of which ``text`` says what is asked of them, and the secret for it."""
-    parser.add_argument("--peers", type=addresses, default=(), metavar="HOST:PORT,...", help=text)
-    parser.add_argument(
-        "--secret-file",
-        type=Path,
-        metavar="FILE",
-        help="with --peers: file with the run's secret; default:"
-        f" ${run_secret.SECRET_VARIABLE}, if set",
-    )
+    add_addresses(parser, "--peers", text)
+    add_secret_file(parser, "with --peers: file with the run's secret")
+
+
+def add_addresses(parser: _Options, name: str, text: str) -> None:
+    """Add an option that takes addresses of processes."""
+    parser.add_argument(name, type=addresses, default=(), metavar="HOST:PORT,...", help=text)
+
+
+def add_secret_file(parser: _Options, text: str) -> None:
+    """Add ``--secret-file``."""
+    default = f"default: ${run_secret.SECRET_VARIABLE}, if set"
+    parser.add_argument("--secret-file", type=Path, metavar="FILE", help=f"{text}; {default}")
+
+
+def add_owner(parser: _Options, text: str) -> None:
+    """Add ``--owner``."""
+    default = "default: the user of this command"
+    parser.add_argument("--owner", type=user_id, metavar="USER", help=f"{text}; {default}")
 
 
 def add_timeout(parser: argparse.ArgumentParser, default_s: float = 60.0) -> None:

@@ -65,7 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=mib,
         default=0,
         metavar="MIB",
-        help="of one host",
+        help="host state of one host",
     )
     parser.add_argument(
         "--ramdisk-gib",

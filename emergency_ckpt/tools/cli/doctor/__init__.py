@@ -26,9 +26,10 @@ from emergency_ckpt.ram.leftovers import GRACE_S
 from emergency_ckpt.ram.locks import check_run_id
 from emergency_ckpt.ram.slot_choice import slots_for
 from emergency_ckpt.tools.cli.arguments import (
+    add_addresses,
     add_json,
+    add_secret_file,
     add_timeout,
-    addresses,
     duration,
     gib,
     mib,
@@ -91,15 +92,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=mib,
         default=0,
         metavar="MIB",
-        help="of one process",
+        help="host state of one process",
     )
-    parser.add_argument("--secret-file", type=Path, help="as the setting; default: $ECKPT_SECRET")
-    parser.add_argument(
+    add_secret_file(parser, "as the setting")
+    add_addresses(
+        parser,
         "--peers",
-        type=addresses,
-        default=(),
-        metavar="HOST:PORT,...",
-        help="connect to these; with a secret and --run-id also prove to know the secret",
+        "connect to these; with a secret and --run-id also prove to know the secret",
     )
     parser.add_argument(
         "--link",
