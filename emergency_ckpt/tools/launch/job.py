@@ -25,6 +25,7 @@ KeepRam = Literal["after-failure", "always", "never"]
 Ending = Literal["finished", "died", "hung", "stopped", "timeout"]
 
 _READ_BYTES = 256 * 1024
+_TAIL_LINES, _TAIL_BYTES = 30, 16 * 1024
 
 EventSink = Callable[[LoggedEvent], None]
 """A function that takes each event of the job, with the life and fields of numbers, strings, and
@@ -173,16 +174,6 @@ class JobResult:
     events: tuple[LoggedEvent, ...]
     error: CheckpointError | None
 
-    def check(self) -> JobResult:
-        """Return this result if the job succeeded.
-
-        Raises:
-          CheckpointError: ``error``, if it did not.
-        """
-        if self.error is not None:
-            raise self.error
-        return self
-
 
 def _spec_problems(spec: JobSpec) -> list[str]:
     problems: list[str] = []
@@ -247,14 +238,14 @@ class LogFollower:
         self._sink(self._prefix + line.decode("utf-8", errors="replace").rstrip("\r"))
 
 
-def log_tail(path: Path, *, lines: int = 30, limit_bytes: int = 16 * 1024) -> str:
-    """Return the last ``lines`` of a log file, at most ``limit_bytes``.
+def log_tail(path: Path) -> str:
+    """Return the last lines of a log file, 30 lines and 16 KiB at most.
 
     Raises:
       OSError: the file cannot be read.
     """
     with path.open("rb") as file:
         size_bytes = file.seek(0, os.SEEK_END)
-        file.seek(max(0, size_bytes - limit_bytes))
-        text = file.read(limit_bytes).decode("utf-8", errors="replace")
-    return "\n".join(text.splitlines()[-lines:])
+        file.seek(max(0, size_bytes - _TAIL_BYTES))
+        text = file.read(_TAIL_BYTES).decode("utf-8", errors="replace")
+    return "\n".join(text.splitlines()[-_TAIL_LINES:])

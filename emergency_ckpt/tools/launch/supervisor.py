@@ -88,7 +88,7 @@ class Supervisor:
     def run(self, timeout_s: float | None = None) -> JobResult:
         """Run the job; blocks until all its processes have ended.
 
-        A failed job is a result, not an exception: see ``JobResult.error`` and ``check``.
+        A failed job is a result, not an exception: see ``JobResult.error``.
 
         Args:
           timeout_s: end all processes after this time in seconds; None: no limit.
