@@ -235,6 +235,18 @@ def test_processes_get_large_pages_unless_told_otherwise(
     assert spec.log_path(0, 0).read_text().splitlines()[-1] == expected
 
 
+def test_observers_of_the_launcher_and_of_the_job_are_joined(
+    make_spec: MakeSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ECKPT_OBSERVERS", "prometheus(0)")
+    observers = {"PYTHONPATH": ":".join(sys.path), "ECKPT_OBSERVERS": "hang(60)"}
+    spec = make_spec("print(os.environ['ECKPT_OBSERVERS'])", env=observers)
+    with ProcessSet(spec) as processes:
+        wait_for_end(processes)
+    last = spec.log_path(0, 0).read_text().splitlines()[-1]
+    assert last == "prometheus(0) hang(60) event_log progress"
+
+
 @pytest.mark.parametrize("given", [None, "/somewhere/else"])
 def test_process_set_cache_dir_is_the_jobs_or_given(
     make_spec: MakeSpec, monkeypatch: pytest.MonkeyPatch, given: str | None

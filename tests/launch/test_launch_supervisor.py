@@ -247,27 +247,6 @@ def test_late_death_restarts_also_those_that_finished(make_spec: MakeSpec) -> No
     assert len(result.lives) == 2
 
 
-def test_hang_is_a_death(make_spec: MakeSpec) -> None:
-    # More than one life: a start that takes longer than this is a hang too.
-    spec = make_spec(
-        "train(3)\nif env.restart_count == 0: time.sleep(600)",
-        hang_timeout_s=4.0,
-        max_restarts=5,
-    )
-    result = checked(run_job(spec))
-    *before, last = [life.ending for life in result.lives]
-    assert set(before) == {"hung"}
-    assert last == "finished"
-
-
-def test_endless_hang_ends_in_an_error(make_spec: MakeSpec) -> None:
-    result = run_job(make_spec("train(3); time.sleep(600)", hang_timeout_s=4.0, max_restarts=0))
-    assert result.exit_code == 124
-    [life] = result.lives
-    with pytest.raises(JobFailed, match=f"no step after {life.step} for 4 s"):
-        checked(result)
-
-
 def test_timeout_ends_the_job(make_spec: MakeSpec) -> None:
     result = supervisor_of(make_spec("time.sleep(600)")).run(timeout_s=0.5)
     assert (result.exit_code, result.lives[0].ending) == (124, "timeout")
@@ -354,7 +333,6 @@ def test_two_supervisors_do_not_share_ramdisks(make_spec: MakeSpec) -> None:
         ({"slices": 0}, "slices must be at least 1"),
         ({"hosts_per_slice": 1000}, "at most 256 hosts"),
         ({"max_restarts": -1}, "max_restarts"),
-        ({"hang_timeout_s": 0.0}, "hang_timeout_s"),
         ({"grace_s": float("inf")}, "grace_s"),
         ({"local_root": Path("here")}, "absolute"),
     ],

@@ -239,6 +239,7 @@ class ProcessSet:
         progress = ProgressFile(progress_path, create=True)
         if index in self._holds:
             progress.hold_at(self._holds[index])
+        observers = (os.environ.get(_OBSERVERS_VARIABLE), self.spec.env.get(_OBSERVERS_VARIABLE))
         variables = {
             **_MALLOC_ENVIRON,
             # Each life after the first loads what the first one compiled.
@@ -246,11 +247,11 @@ class ProcessSet:
             "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": str(_MIN_COMPILE_TIME_S),
             **_inherited_environ(),
             LAUNCHER_VARIABLE: self.spec.secret,
-            _OBSERVERS_VARIABLE: f"{os.environ.get(_OBSERVERS_VARIABLE, '')} {_OBSERVERS}".strip(),
             "PYTHONUNBUFFERED": "1",
             "PYTHONFAULTHANDLER": "1",
             **environment.jax_environ(),
             **self.spec.env,
+            _OBSERVERS_VARIABLE: " ".join(filter(None, (*observers, _OBSERVERS))),
             **environment.to_environ(),
         }
         with log_path.open("wb") as log:
