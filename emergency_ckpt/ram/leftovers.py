@@ -60,22 +60,27 @@ class LeftRun:
         return now_s - self.changed_s
 
 
+def run_ids(local_dir: Path) -> list[str]:
+    """Return the names of the runs on a ramdisk, sorted. OSError when it cannot be read."""
+    with os.scandir(local_dir) as entries:
+        names = sorted(
+            entry.name
+            for entry in entries
+            if NAME_PATTERN.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False)
+        )
+    return names[:MAX_RUNS]
+
+
 def left_runs(local_dir: Path, run_id: str | None = None) -> list[LeftRun]:
     """Return the runs of a ramdisk except ``run_id``, in the order of their last change.
 
     Includes those of live jobs; excludes those that this user cannot read. OSError when
     ``local_dir`` cannot be read.
     """
-    with os.scandir(local_dir) as entries:
-        names = sorted(
-            entry.name
-            for entry in entries
-            if entry.name != run_id
-            and NAME_PATTERN.fullmatch(entry.name)
-            and entry.is_dir(follow_symlinks=False)
-        )
     runs: list[LeftRun] = []
-    for name in names[:MAX_RUNS]:
+    for name in run_ids(local_dir):
+        if name == run_id:
+            continue
         with contextlib.suppress(OSError):  # another user's
             runs.append(_inspect(local_dir / name))
     return sorted((run for run in runs if run.directories), key=lambda run: run.changed_s)

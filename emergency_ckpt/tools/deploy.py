@@ -1,7 +1,7 @@
 """Manifests of a job on GKE, from a template with placeholders.
 
-1. ``GkeJob`` describes the job. It names every fault of a description at once, and has the values
-   of the placeholders; it knows GKE's machine types, and the hosts of a topology.
+1. The options of ``eckpt plan --gke`` describe the job. Every fault of a description is named at
+   once; the tables of GKE's machine types tell the hosts of a topology.
 2. A template consists of objects of YAML with ``${NAME}`` in their texts. The placeholders are
    filled in the parsed objects, not in the text: a value with a newline or a quote stays a value,
    whatever it says, and is a text for each parser of YAML. A text that is one placeholder becomes
@@ -27,7 +27,8 @@ from emergency_ckpt.core.wording import printable
 from emergency_ckpt.errors import ConfigError
 from emergency_ckpt.extensions import parse_placement
 from emergency_ckpt.extras.event_log import LOG_BYTES
-from emergency_ckpt.tools.placement_study import GIB, SLOTS, held_bytes, mib_bytes, stored_share
+from emergency_ckpt.ram.slot_choice import slots_for
+from emergency_ckpt.tools.placement_study import GIB, held_bytes, stored_share
 
 ACCELERATORS = {
     "v4": "tpu-v4-podslice",
@@ -48,6 +49,7 @@ MACHINES = {
 """Chips of a host by machine type, for each TPU type; the first one is the default. A machine of 1
 or 8 chips is a slice by itself."""
 
+_MIB = 1 << 20
 _CHIPS_OF_A_SHARED_SLICE = 4
 _FLAT = ("v5e", "v6e")
 """The types whose topologies have two dimensions; those of the others have three."""
@@ -60,18 +62,6 @@ _LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 _SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?")
 
 
-def job_problems(args: argparse.Namespace, besides_bytes: int) -> list[str]:
-    """Return every fault of the options of ``eckpt plan --gke``, one line each.
-
-    ``besides_bytes``: what else lies in a host's ramdisk.
-    """
-    return [
-        *_name_problems(args),
-        *tpu_problems(args.tpu_type, args.machine_type, args.topology, args.hosts),
-        *_size_problems(args, besides_bytes),
-    ]
-
-
 def job_values(args: argparse.Namespace) -> dict[str, str | list[str] | None]:
     """Return the values of the placeholders; None for what this job does not have.
 
@@ -80,8 +70,6 @@ def job_values(args: argparse.Namespace) -> dict[str, str | list[str] | None]:
     machines = MACHINES[args.tpu_type]
     machine = args.machine_type or next(iter(machines))
     chips = machines[machine]
-    memory = None if args.memory_gib is None else format_quantity(round(args.memory_gib * GIB))
-    ramdisk_bytes = round(args.ramdisk_gib * GIB)
     return {
         "NAME": args.name,
         "NAMESPACE": args.namespace,
@@ -100,15 +88,16 @@ def job_values(args: argparse.Namespace) -> dict[str, str | list[str] | None]:
         # A topology may be had of several machine types: 2x4 is two hosts, or one.
         "MACHINE": machine,
         "CHIPS": str(chips),
-        "DEVICES": str(chips * devices_per_chip(args.tpu_type)),
+        # JAX has a device for each of the two cores of a chip of tpu7x.
+        "DEVICES": str(chips * (2 if args.tpu_type == "tpu7x" else 1)),
         # One slice is one node pool, and no other slice's pods go there. Slices of one host share
         # a pool: each takes all chips of its node.
         "POOL_LABEL": _NODE_POOL if args.hosts > 1 else None,
-        "STATE_GIB": f"{args.state_gib:.6g}",
-        "HOST_STATE_MIB": f"{args.host_state_mib:.6g}",
-        "RAMDISK": format_quantity(ramdisk_bytes),
-        "RAMDISK_BYTES": str(ramdisk_bytes),
-        "MEMORY": memory,
+        "STATE_GIB": f"{args.state_bytes / GIB:.6g}",
+        "HOST_STATE_MIB": f"{args.host_state_bytes / _MIB:.6g}",
+        "RAMDISK": format_quantity(args.ramdisk_bytes),
+        "RAMDISK_BYTES": str(args.ramdisk_bytes),
+        "MEMORY": None if args.memory_bytes is None else format_quantity(args.memory_bytes),
         "PLACEMENT": args.placement,
         "KEEP_STEPS": str(args.local_keep_last_n),
         "RESTART_AGENT_IMAGE": args.restart_agent_image,
@@ -160,6 +149,7 @@ def _name_problems(args: argparse.Namespace) -> list[str]:
 
 
 def _size_problems(args: argparse.Namespace, besides_bytes: int) -> list[str]:
+    """Return the faults of the sizes. ``besides_bytes``: what else lies in a host's ramdisk."""
     problems = [
         f"{option} must be {least} to {most}, not {value}"
         for option, value, least, most in (
@@ -175,34 +165,25 @@ def _size_problems(args: argparse.Namespace, besides_bytes: int) -> list[str]:
         share = stored_share(parse_placement(args.placement), args.slices)
     except ConfigError as error:
         return [*error.problems]
-    slots = (
-        SLOTS - 1 + args.local_keep_last_n
-    )  # one is written while those that are kept stay whole
-    state_bytes, ramdisk_bytes = round(args.state_gib * GIB), round(args.ramdisk_gib * GIB)
-    host_bytes = mib_bytes("--host-state-mib", args.host_state_mib, "the job on GKE")
-    slot = math.ceil(state_bytes / args.hosts * share)
+    slots = slots_for(args.local_keep_last_n, writes_storage=False)
+    ramdisk_bytes, host_bytes = args.ramdisk_bytes, args.host_state_bytes
+    slot = math.ceil(args.state_bytes / args.hosts * share)
     needed_bytes = math.ceil(held_bytes(slot, host_bytes, args.slices - 1, slots))
     needed_bytes += SMALL_FILES_BYTES + besides_bytes
     log_text = f", and {format_quantity(besides_bytes)} of event log" if besides_bytes else ""
     if ramdisk_bytes < needed_bytes:
         problems.append(
             f"a ramdisk of {format_quantity(ramdisk_bytes)} is smaller than the saves need:"
-            f" {format_quantity(needed_bytes)} on each host, for {args.local_keep_last_n + 1} slots"
-            f" of its part of {format_quantity(state_bytes)} with {args.placement}, each with"
+            f" {format_quantity(needed_bytes)} on each host, for {slots} slots"
+            f" of its part of {format_quantity(args.state_bytes)} with {args.placement}, each with"
             f" {args.slices} host states of {format_quantity(host_bytes)}{log_text}"
         )
-    if args.memory_gib is not None and args.memory_gib <= args.ramdisk_gib:
-        limit = format_quantity(round(args.memory_gib * GIB))
+    if args.memory_bytes is not None and args.memory_bytes <= ramdisk_bytes:
         problems.append(
-            f"a memory limit of {limit} must be more than the ramdisk,"
+            f"a memory limit of {format_quantity(args.memory_bytes)} must be more than the ramdisk,"
             f" {format_quantity(ramdisk_bytes)}: what a pod writes there counts as its memory"
         )
     return problems
-
-
-def devices_per_chip(tpu_type: str) -> int:
-    """Return the JAX devices of a chip: tpu7x shows each of its two cores as one."""
-    return 2 if tpu_type == "tpu7x" else 1
 
 
 def tpu_problems(tpu_type: str, machine_type: str | None, topology: str, hosts: int) -> list[str]:
@@ -243,7 +224,6 @@ def tpu_problems(tpu_type: str, machine_type: str | None, topology: str, hosts: 
 Manifest = dict[str, Any]
 _PLACEHOLDER = re.compile(r"\$\{([A-Z_]+)\}")
 _DIGEST = re.compile(r"\S+@sha256:[0-9a-f]{64}")
-_OPTIONS = {"RESTART_AGENT_IMAGE": "--restart-agent-image"}
 _NUMBERS = frozenset({"replicas", "parallelism", "completions"})
 """Fields that are numbers to Kubernetes, and whose values are placeholders."""
 _GRACE_MARGIN_S = 5
@@ -259,17 +239,26 @@ def filled(text: str, args: argparse.Namespace, name: str) -> list[Manifest]:
     the template, for messages.
     """
     template = objects_of(text, name)
-    log_in_ram = _value_of(template, "ECKPT_EVENT_LOG").startswith("/ramdisk")
-    problems = job_problems(args, LOG_BYTES if log_in_ram else 0)
-    values = {} if problems else job_values(args)
-    wanted = {word for part in _texts(template) for word in _PLACEHOLDER.findall(part)}
-    problems += [] if problems else _missing(wanted, values, name)
-    if not problems:
-        objects = [_filled(manifest, values) for manifest in template]
-        problems = [*_grace_problems(objects), *_privilege_problems(objects)]
-        if not problems:
-            return objects
-    raise ConfigError(problems, target="the job on GKE")
+    environs = [_environ(container) for part in template for _, container in _containers(part)]
+    log_in_ram = any(e.get("ECKPT_EVENT_LOG", "").startswith("/ramdisk") for e in environs)
+    _refuse(
+        [
+            *_name_problems(args),
+            *tpu_problems(args.tpu_type, args.machine_type, args.topology, args.hosts),
+            *_size_problems(args, LOG_BYTES if log_in_ram else 0),
+        ]
+    )
+    values = job_values(args)
+    _refuse(_placeholder_problems(template, values, name))
+    objects = [_filled(manifest, values) for manifest in template]
+    _refuse([*_grace_problems(objects), *_privilege_problems(objects)])
+    return objects
+
+
+def _refuse(problems: Sequence[str]) -> None:
+    """Raise ConfigError with the problems, if there are any."""
+    if problems:
+        raise ConfigError(problems, target="the job on GKE")
 
 
 def as_yaml(objects: Sequence[Manifest], comments: Sequence[str] = ()) -> str:
@@ -296,22 +285,21 @@ def objects_of(text: str, name: str) -> list[Manifest]:
     return objects
 
 
-def _missing(wanted: set[str], values: Mapping[str, Any], name: str) -> list[str]:
+def _placeholder_problems(
+    template: Sequence[Manifest], values: Mapping[str, Any], name: str
+) -> list[str]:
+    words = {word for part in _texts(template) for word in _PLACEHOLDER.findall(part)}
     problems = [
         f"{name} has the placeholder ${{{word}}}, which stands for nothing; there are"
         f" {', '.join(sorted(values))}"
-        for word in sorted(wanted - values.keys())
+        for word in sorted(words - values.keys())
     ]
-    problems += [
-        f"{name} needs {_OPTIONS[word]}"
-        for word in sorted(wanted & _OPTIONS.keys())
-        if values[word] is None
-    ]
-    problems += [
-        f"{option} is given, and {name} has no place for it"
-        for word, option in _OPTIONS.items()
-        if word not in wanted and values[word] is not None
-    ]
+    has_place = "RESTART_AGENT_IMAGE" in words
+    is_given = values["RESTART_AGENT_IMAGE"] is not None
+    if has_place and not is_given:
+        problems.append(f"{name} needs --restart-agent-image")
+    if is_given and not has_place:
+        problems.append(f"--restart-agent-image is given, and {name} has no place for it")
     return problems
 
 
@@ -363,11 +351,6 @@ def _containers(part: Any) -> Iterator[tuple[Manifest, Manifest]]:
 
 def _environ(container: Manifest) -> dict[str, str]:
     return {entry["name"]: str(entry.get("value", "")) for entry in container.get("env", [])}
-
-
-def _value_of(objects: Sequence[Manifest], variable: str) -> str:
-    environs = (_environ(container) for part in objects for _, container in _containers(part))
-    return next((environ[variable] for environ in environs if variable in environ), "")
 
 
 def _grace_problems(objects: Sequence[Manifest]) -> list[str]:

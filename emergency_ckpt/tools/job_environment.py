@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 
 from emergency_ckpt.errors import ConfigError
@@ -91,15 +91,15 @@ class JobEnvironment:
         """
         environ, problems = _with_process_index(environ)
         values: dict[str, object] = {}
-        for name, parse, needed in _FIELDS:
-            text = environ.get(_variable(name))
+        for field in fields(cls):
+            name, text = _variable(field.name), environ.get(_variable(field.name))
             if text is None:
-                problems += [f"{_variable(name)} is not set"] if needed else []
+                problems += [f"{name} is not set"] if field.default is MISSING else []
                 continue
             try:
-                values[name] = parse(text)
+                values[field.name] = _PARSERS[str(field.type)](text)
             except ValueError:
-                problems.append(f"{_variable(name)} is malformed: {text!r}")
+                problems.append(f"{name} is malformed: {text!r}")
         if problems:
             raise ConfigError(problems, target="the job environment")
         return cls(**values)  # type: ignore[arg-type]
@@ -109,18 +109,13 @@ def _variable(name: str) -> str:
     return _PREFIX + name.upper()
 
 
-_FIELDS: tuple[tuple[str, Callable[[str], object], bool], ...] = (
-    ("coordinator_address", str, True),
-    ("process_index", int, True),
-    ("process_count", int, True),
-    ("slice_index", int, True),
-    ("slice_count", int, True),
-    ("devices_per_host", int, True),
-    ("local_dir", Path, True),
-    ("restart_count", int, False),
-    ("progress_path", Path, False),
-    ("event_log", Path, False),
-)
+_PARSERS: Mapping[str, Callable[[str], object]] = {
+    "str": str,
+    "int": int,
+    "Path": Path,
+    "Path | None": Path,
+}
+"""The function that reads a variable, by the type of its field as ``JobEnvironment`` writes it."""
 
 
 def _with_process_index(environ: Mapping[str, str]) -> tuple[Mapping[str, str], list[str]]:

@@ -90,23 +90,6 @@ def _product(a: Polynomial, b: Polynomial, most: int) -> Polynomial:
 
 
 GIB = 1 << 30
-_MIB = 1 << 20
-_MOST = 1e12
-
-
-def gib_bytes(option: str, gib: float, target: str) -> int:
-    """Return the bytes of an option in GiB. ConfigError about ``target``."""
-    if not 0 < gib < _MOST:
-        problem = f"{option} must be above 0 and below {_MOST}, not {gib}"
-        raise ConfigError([problem], target=target)
-    return round(gib * GIB)
-
-
-def mib_bytes(option: str, mib: float, target: str) -> int:
-    """Return the bytes of an option in MiB, which may be 0. ConfigError about ``target``."""
-    if not 0 <= mib < _MOST:
-        raise ConfigError([f"{option} must be 0 or more, not {mib}"], target=target)
-    return round(mib * _MIB)
 
 
 def held_bytes(
@@ -148,11 +131,6 @@ class JobShape:
             problems.append(f"slices must be 1 to {MAX_SLICES}, not {self.slices}")
         if self.hosts_per_slice < 1:
             problems.append(f"hosts per slice must be at least 1, not {self.hosts_per_slice}")
-        sizes = (self.state_bytes, 1 if self.ramdisk_bytes is None else self.ramdisk_bytes)
-        if self.host_state_bytes < 0:
-            problems.append(f"a host state has no {self.host_state_bytes} bytes")
-        if min(sizes) <= 0:
-            problems.append("state and ramdisk must have some bytes")
         if not 1 <= self.most_lost_hosts <= MAX_LOST_HOSTS:
             problems.append(f"lost hosts must be 1 to {MAX_LOST_HOSTS}, not {self.most_lost_hosts}")
         if problems:

@@ -34,7 +34,7 @@ from examples.faults.faults import parse_fault
 from examples.faults.injection import FaultySupervisor
 
 RUN_TIMEOUT_S = 300.0
-HANG_TIMEOUT_S = 120.0
+HANG_TIMEOUT_S = 120
 REFRESH_S = 0.1
 _MARKER = ".eckpt_demo"
 _ROOT = Path(__file__).parents[2]
@@ -184,9 +184,11 @@ def _job_spec(job: ScenarioJob, directory: Path, local_root: Path, *, max_restar
         devices_per_host=1,
         local_root=local_root,
         log_dir=directory / "logs",
-        env={"PYTHONPATH": os.pathsep.join([str(_ROOT), os.environ.get("PYTHONPATH", "")])},
+        env={
+            "PYTHONPATH": os.pathsep.join([str(_ROOT), os.environ.get("PYTHONPATH", "")]),
+            "ECKPT_OBSERVERS": f"hang({HANG_TIMEOUT_S})",
+        },
         max_restarts=max_restarts,
-        hang_timeout_s=HANG_TIMEOUT_S,
         keep_ram="never",
     )
 

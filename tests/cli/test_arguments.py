@@ -23,7 +23,10 @@ def test_port_that_is_none(port: str, capsys: pytest.CaptureFixture[str]) -> Non
     ("command", "name", "value"),
     [
         *[("launch", "--timeout-s", value) for value in ("nan", "inf", "0", "-1", "soon")],
-        ("launch", "--hang-timeout-s", "nan"),
+        *[("plan", "--state-gib", value) for value in ("nan", "inf", "0", "-1", "1e-12", "big")],
+        *[("plan", "--host-state-mib", value) for value in ("nan", "inf", "-1")],
+        *[("doctor", "--state-gib", value) for value in ("nan", "0")],
+        *[("doctor", "--slices", value) for value in ("0", "1.5")],
     ],
 )
 def test_number_that_is_none(

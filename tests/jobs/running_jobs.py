@@ -14,7 +14,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from emergency_ckpt.errors import DeadlineExceeded
 from emergency_ckpt.tools.launch.job import JobSpec, ProcessExit
 from emergency_ckpt.tools.launch.process_set import POLL_S, ProcessSet
 from examples.faults.job_layout import JobLayout
@@ -136,8 +135,11 @@ def _run(
             time.sleep(POLL_S)
             processes.poll()
         if _bad(processes):
-            with contextlib.suppress(DeadlineExceeded):  # what the others say of it is in the logs
-                processes.wait(_AFTERMATH_S)
+            # What the others say of it is in the logs.
+            deadline_s = time.monotonic() + _AFTERMATH_S
+            while processes.running and time.monotonic() < deadline_s:
+                time.sleep(POLL_S)
+                processes.poll()
         bad = {end.process: str(end) for end in _bad(processes)}
         bad.update(dict.fromkeys(processes.running, "did not end"))
         processes.end(grace_s=0)

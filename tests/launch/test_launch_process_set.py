@@ -10,9 +10,14 @@ import textwrap
 from pathlib import Path
 
 import pytest
-from launch_support import MakeSpec, ProcessSet, alive, wait_until, wait_until_gone
-
-from emergency_ckpt.errors import DeadlineExceeded
+from launch_support import (
+    MakeSpec,
+    ProcessSet,
+    alive,
+    wait_for_end,
+    wait_until,
+    wait_until_gone,
+)
 
 TIMEOUT_S = 60
 
@@ -32,8 +37,6 @@ def test_start_watch_kill_wait(make_spec: MakeSpec) -> None:
     with ProcessSet(spec) as processes:
         wait_until(lambda: max(processes.steps) == 10, "a process has reached the last step")
         assert processes.running == (0, 1)
-        with pytest.raises(DeadlineExceeded, match="process 0"):
-            processes.wait(timeout_s=0.1)
         processes.signal([1], signal.SIGKILL)
         wait_until(lambda: bool(processes.poll()), "the killed process's end is seen")
         [death] = processes.exits
@@ -50,7 +53,7 @@ def test_hold_is_there_before_the_process_is(make_spec: MakeSpec) -> None:
         wait_until(lambda: processes.steps[1] == 3, "process 1 is where it is held")
         assert (processes.steps[0], processes.running) == (6, (1,))
         processes.hold_at([1], -1)
-        assert [each.returncode for each in processes.wait(TIMEOUT_S)] == [0, 0]
+        assert [each.returncode for each in wait_for_end(processes)] == [0, 0]
         assert processes.steps == (6, 6)
 
 
@@ -100,7 +103,7 @@ def test_processes_have_no_way_to_the_janitor(make_spec: MakeSpec) -> None:
     """Else a process that outlives its supervisor would keep the janitor's pipe open."""
     spec = make_spec("print(os.readlink('/proc/self/fd/0'), len(os.listdir('/proc/self/fd')))")
     with ProcessSet(spec) as processes:
-        processes.wait(TIMEOUT_S)
+        wait_for_end(processes)
     # Standard input, output and error, and the listing's own.
     assert spec.log_path(0, 0).read_text().splitlines()[1] == "/dev/null 4"
 
@@ -227,9 +230,21 @@ def test_processes_get_large_pages_unless_told_otherwise(
         monkeypatch.setenv("GLIBC_TUNABLES", given)
     spec = make_spec("print(os.environ['GLIBC_TUNABLES'])")
     with ProcessSet(spec) as processes:
-        processes.wait(TIMEOUT_S)
+        wait_for_end(processes)
     expected = given or "glibc.malloc.hugetlb=1"
     assert spec.log_path(0, 0).read_text().splitlines()[-1] == expected
+
+
+def test_observers_of_the_launcher_and_of_the_job_are_joined(
+    make_spec: MakeSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ECKPT_OBSERVERS", "prometheus(0)")
+    observers = {"PYTHONPATH": ":".join(sys.path), "ECKPT_OBSERVERS": "hang(60)"}
+    spec = make_spec("print(os.environ['ECKPT_OBSERVERS'])", env=observers)
+    with ProcessSet(spec) as processes:
+        wait_for_end(processes)
+    last = spec.log_path(0, 0).read_text().splitlines()[-1]
+    assert last == "prometheus(0) hang(60) event_log progress"
 
 
 @pytest.mark.parametrize("given", [None, "/somewhere/else"])
@@ -243,6 +258,6 @@ def test_process_set_cache_dir_is_the_jobs_or_given(
     shown: list[str] = []
     for life in range(2):
         with ProcessSet(spec, restart_count=life) as processes:
-            processes.wait(TIMEOUT_S)
+            wait_for_end(processes)
         shown.append(spec.log_path(life, 0).read_text().splitlines()[-1])
     assert shown == [given or str(spec.private_dir / "compilation_cache")] * 2

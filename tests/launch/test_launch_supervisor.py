@@ -11,6 +11,7 @@ from launch_support import (
     JobResult,
     JobSpec,
     MakeSpec,
+    checked,
     run_job,
     state,
     supervisor_of,
@@ -44,7 +45,7 @@ def assert_ram_was_kept(spec: JobSpec, result: JobResult, host: int) -> None:
 
 def test_clean_end(make_spec: MakeSpec) -> None:
     spec = make_spec("train(5)", slices=2, hosts_per_slice=2)
-    result = run_job(spec).check()
+    result = checked(run_job(spec))
     assert (result.exit_code, len(result.lives)) == (0, 1)
     [life] = result.lives
     assert (life.ending, life.step, life.first_death) == ("finished", 5, None)
@@ -71,9 +72,9 @@ def test_what_becomes_of_ram(make_spec: MakeSpec, keep_ram: str, program: str, k
 
 
 def test_ram_kept_is_there_for_the_next_job(make_spec: MakeSpec) -> None:
-    run_job(make_spec("train(7)", keep_ram="always")).check()
+    checked(run_job(make_spec("train(7)", keep_ram="always")))
     spec = make_spec("train(8)")
-    run_job(spec).check()
+    checked(run_job(spec))
     assert starts(spec, 0) == {"host_00000": 7, "host_00001": 7}
 
 
@@ -90,7 +91,7 @@ def test_variables_of_an_earlier_tpu_job_reach_no_process(
     """
     given = {"PYTHONPATH": ":".join(sys.path), "MEGASCALE_PORT": "8081"}
     spec = make_spec(program, slices=2, env=given)
-    run_job(spec).check()
+    checked(run_job(spec))
     for index in range(2):
         last = spec.log_path(0, index).read_text().splitlines()[-1]
         assert last == "['KEPT_BY_THE_SITE', 'MEGASCALE_PORT']"
@@ -108,7 +109,7 @@ def test_crash_restarts_all_with_ram_kept(make_spec: MakeSpec) -> None:
             time.sleep(600)
         """
     )
-    result = run_job(spec).check()
+    result = checked(run_job(spec))
     assert len(result.lives) == 2
     death = result.lives[0].first_death
     assert death is not None
@@ -119,7 +120,7 @@ def test_crash_restarts_all_with_ram_kept(make_spec: MakeSpec) -> None:
 
 def test_slice_lost_with_its_ram(make_spec: MakeSpec) -> None:
     spec = make_spec("train(40)", slices=2, hosts_per_slice=2)
-    result = run_job(spec, "step=20 kill=slice:1 lose-ram exact").check()
+    result = checked(run_job(spec, "step=20 kill=slice:1 lose-ram exact"))
     assert len(result.lives) == 2
     went_on = starts(spec, 1)
     assert went_on["host_00002"] == went_on["host_00003"] == 0
@@ -136,7 +137,7 @@ def test_processes_are_renumbered_and_hosts_keep_their_ram(make_spec: MakeSpec) 
     spec = make_spec(
         "train(30)\nif env.restart_count == 0: time.sleep(600)", slices=2, hosts_per_slice=2
     )
-    result = run_job(spec, "step=10 kill=host:0 lose-ram permute=1,2,3,0").check()
+    result = checked(run_job(spec, "step=10 kill=host:0 lose-ram permute=1,2,3,0"))
     assert "process 1 on host_00000 from 0" in first_lines(spec, 1)[1]
     hosts = [line.split()[5] for line in first_lines(spec, 1)]
     assert hosts == ["host_00003", "host_00000", "host_00001", "host_00002"]
@@ -146,12 +147,12 @@ def test_processes_are_renumbered_and_hosts_keep_their_ram(make_spec: MakeSpec) 
 
 def test_several_faults_fire_in_order_once_each(make_spec: MakeSpec) -> None:
     spec = make_spec("train(40)\nif env.restart_count < 3: time.sleep(600)")
-    result = run_job(
-        spec,
+    faults = (
         "step=10 kill=process:0 permute=reverse",
         "step=5 kill=host:0 permute=reverse",
         "step=20 kill=all lose-ram signal=ABRT",
-    ).check()
+    )
+    result = checked(run_job(spec, *faults))
     assert len(result.lives) == 4
     fired = [event for event in result.events if event.name == "fault.fired"]
     assert [event.life for event in fired] == [0, 1, 2]
@@ -172,7 +173,7 @@ def test_stopped_process_goes_on_after_its_time(make_spec: MakeSpec) -> None:
     # Exact: else all may have ended before the supervisor sees that step.
     fault = "step=5 kill=process:1 signal=STOP resume-after-s=0.3 exact"
     supervisor = supervisor_of(make_spec("train(40)"), fault, on_event=on_event)
-    result = supervisor.run(TIMEOUT_S).check()
+    result = checked(supervisor.run(TIMEOUT_S))
     assert (len(result.lives), supervisor.faults_left) == (1, ())
     assert [exit_.step for exit_ in result.lives[0].exits] == [40, 40]
     [fired] = [event for event in result.events if event.name == "fault.fired"]
@@ -182,7 +183,7 @@ def test_stopped_process_goes_on_after_its_time(make_spec: MakeSpec) -> None:
 def test_fault_that_never_came_is_reported(make_spec: MakeSpec) -> None:
     fault = "step=1000 kill=all"
     supervisor = supervisor_of(make_spec("train(3)"), fault)
-    supervisor.run(TIMEOUT_S).check()
+    checked(supervisor.run(TIMEOUT_S))
     assert [str(left) for left in supervisor.faults_left] == [fault]
 
 
@@ -191,7 +192,7 @@ def test_crash_loop_ends_and_shows_the_log(make_spec: MakeSpec) -> None:
     result = run_job(spec)
     assert (len(result.lives), result.exit_code) == (3, 1)
     with pytest.raises(JobFailed, match="the limit of 2 restarts") as caught:
-        result.check()
+        checked(result)
     assert "RuntimeError: no such data set" in str(caught.value)
 
 
@@ -203,7 +204,7 @@ def test_configuration_error_is_not_restarted(make_spec: MakeSpec) -> None:
     result = run_job(make_spec(program, max_restarts=5))
     assert (len(result.lives), result.exit_code) == (1, 1)
     with pytest.raises(JobFailed, match="a configuration error, which no restart mends") as caught:
-        result.check()
+        checked(result)
     assert str(caught.value).count("ConfigError: configure") == 1
 
 
@@ -225,7 +226,7 @@ def test_limit_of_restarts(make_spec: MakeSpec) -> None:
     result = run_job(spec)
     assert (len(result.lives), result.exit_code) == (3, 128 + 6)
     with pytest.raises(JobFailed, match=r"limit of 2 restarts.*SIGABRT"):
-        result.check()
+        checked(result)
 
 
 def test_late_death_restarts_also_those_that_finished(make_spec: MakeSpec) -> None:
@@ -241,37 +242,16 @@ def test_late_death_restarts_also_those_that_finished(make_spec: MakeSpec) -> No
             sys.exit(9)
         """
     )
-    result = run_job(spec).check()
+    result = checked(run_job(spec))
     assert [exit_.returncode for exit_ in result.lives[0].exits] == [9, 0]
     assert len(result.lives) == 2
-
-
-def test_hang_is_a_death(make_spec: MakeSpec) -> None:
-    # More than one life: a start that takes longer than this is a hang too.
-    spec = make_spec(
-        "train(3)\nif env.restart_count == 0: time.sleep(600)",
-        hang_timeout_s=4.0,
-        max_restarts=5,
-    )
-    result = run_job(spec).check()
-    *before, last = [life.ending for life in result.lives]
-    assert set(before) == {"hung"}
-    assert last == "finished"
-
-
-def test_endless_hang_ends_in_an_error(make_spec: MakeSpec) -> None:
-    result = run_job(make_spec("train(3); time.sleep(600)", hang_timeout_s=4.0, max_restarts=0))
-    assert result.exit_code == 124
-    [life] = result.lives
-    with pytest.raises(JobFailed, match=f"no step after {life.step} for 4 s"):
-        result.check()
 
 
 def test_timeout_ends_the_job(make_spec: MakeSpec) -> None:
     result = supervisor_of(make_spec("time.sleep(600)")).run(timeout_s=0.5)
     assert (result.exit_code, result.lives[0].ending) == (124, "timeout")
     with pytest.raises(DeadlineExceeded):
-        result.check()
+        checked(result)
 
 
 def test_stop_from_another_thread_ends_all(make_spec: MakeSpec) -> None:
@@ -314,7 +294,7 @@ def test_sigterm_that_is_ignored_and_grandchildren_left_behind(
             time.sleep(600)
         """
     )
-    result = run_job(spec, "step=3 kill=process:0").check()
+    result = checked(run_job(spec, "step=3 kill=process:0"))
     assert len(result.lives) == 2
     notes = [tmp_path / f"child_{life}_{process}" for life in (0, 1) for process in (0, 1)]
     wait_until_gone([int(note.read_text()) for note in notes if note.exists()])
@@ -324,7 +304,7 @@ def test_sigterm_that_is_ignored_and_grandchildren_left_behind(
 def test_lines_are_passed_on_with_their_process(make_spec: MakeSpec) -> None:
     lines: list[str] = []
     spec = make_spec("print('last line', end='')", echo=lines.append)
-    run_job(spec).check()
+    checked(run_job(spec))
     assert sorted(line for line in lines if "last" in line) == [
         "[0.0] last line",
         "[0.1] last line",
@@ -353,7 +333,6 @@ def test_two_supervisors_do_not_share_ramdisks(make_spec: MakeSpec) -> None:
         ({"slices": 0}, "slices must be at least 1"),
         ({"hosts_per_slice": 1000}, "at most 256 hosts"),
         ({"max_restarts": -1}, "max_restarts"),
-        ({"hang_timeout_s": 0.0}, "hang_timeout_s"),
         ({"grace_s": float("inf")}, "grace_s"),
         ({"local_root": Path("here")}, "absolute"),
     ],
@@ -388,7 +367,7 @@ train(40)
 log.close()
 """
     spec = make_spec(program, slices=2)
-    run_job(spec, "step=10 kill=process:1").check()
+    checked(run_job(spec, "step=10 kill=process:1"))
     found = read_events(spec.event_log)
     assert found.bad_lines == 0
     launcher = [(each.name, each.life) for each in found.events if each.process is None]

@@ -132,5 +132,5 @@ def test_report_command_without_log_fails(
     (tmp_path / "empty").mkdir()
     out = tmp_path / "report.html"
     assert eckpt_here("report", tmp_path / name, "-o", out) == 1
-    assert capsys.readouterr().err.startswith(f"eckpt report: report {tmp_path / name}: ")
+    assert capsys.readouterr().err.startswith(f"eckpt report: read {tmp_path / name}: ")
     assert not out.exists()

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from emergency_ckpt.tools.job_environment import JobEnvironment
-from emergency_ckpt.tools.launch.job import JobResult, JobSpec
+from emergency_ckpt.tools.launch.job import JobResult, JobSpec, ProcessExit
 from emergency_ckpt.tools.launch.process_set import ProcessSet, ReservedPort
 from emergency_ckpt.tools.launch.supervisor import Supervisor
 from examples.faults.faults import parse_fault
@@ -59,6 +59,17 @@ def wait_until_gone(pids: Iterable[int]) -> None:
         wait_until(lambda pid=pid: not alive(pid), f"process {pid} is gone")
 
 
+def wait_for_end(processes: ProcessSet, timeout_s: float = DEADLINE_S) -> tuple[ProcessExit, ...]:
+    """Block until all have ended; return their ends by process index. Fail after ``timeout_s``."""
+    deadline_s = time.monotonic() + timeout_s
+    processes.poll()
+    while processes.running:
+        assert time.monotonic() < deadline_s, f"processes {processes.running} still run"
+        time.sleep(0.01)
+        processes.poll()
+    return processes.exits
+
+
 def free_port() -> int:
     """A port of loopback that was free a moment ago; others may take it."""
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -73,6 +84,13 @@ def supervisor_of(spec: JobSpec, *faults: str, **settings: Any) -> FaultySupervi
 def run_job(spec: JobSpec, *faults: str, timeout_s: float = 120) -> JobResult:
     """Run the job to its end, with ``faults``."""
     return supervisor_of(spec, *faults).run(timeout_s)
+
+
+def checked(result: JobResult) -> JobResult:
+    """Return the result of a job that succeeded; else raise the job's error."""
+    if result.error is not None:
+        raise result.error
+    return result
 
 
 @contextlib.contextmanager

@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from launch_support import wait_for_end
 from looks import eckpt
 from running_jobs import HERE, job_root, spec_of
 from trees import files_below
@@ -75,7 +76,7 @@ def live_and_be_killed(spec: JobSpec, life: int, rng: random.Random) -> None:
 
 def end_well(spec: JobSpec, life: int = 0) -> None:
     with ProcessSet(spec, restart_count=life) as processes:
-        exits = processes.wait(_LIFE_S)
+        exits = wait_for_end(processes, _LIFE_S)
     assert [each.returncode for each in exits] == [0] * len(exits), spec.log_dir
 
 
@@ -105,6 +106,7 @@ _AS_NOBODY = (
 _ONE_JOB = """
 import sys
 from pathlib import Path
+from launch_support import wait_for_end
 from running_jobs import spec_of
 from emergency_ckpt.tools.launch.process_set import ProcessSet
 root, run_id, slices, hosts, life = sys.argv[1:]
@@ -115,7 +117,7 @@ sys.executable = str(program)
 sizes = {"slices": int(slices), "hosts": int(hosts)}
 spec = spec_of(Path(root), "many_lives_job.py", run_id, "6", **sizes)
 with ProcessSet(spec, restart_count=int(life)) as processes:
-    exits = processes.wait(120)
+    exits = wait_for_end(processes, 120)
 sys.exit([each.returncode for each in exits] != [0] * len(exits))
 """
 

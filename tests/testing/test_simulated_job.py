@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from launch_support import JobSpec, job_of, run_job
+from launch_support import JobSpec, checked, job_of, run_job
 
 PROGRAM = """
 import json, sys
@@ -38,8 +38,7 @@ def spec(tmp_path: Path) -> Iterator[JobSpec]:
 
 @pytest.mark.timeout(120)
 def test_second_life_finds_the_programs_of_the_first(spec: JobSpec) -> None:
-    result = run_job(spec)
-    result.check()
+    checked(run_job(spec))
     hits = {
         life: [
             json.loads(path.read_text())

@@ -68,5 +68,6 @@ def test_job_of_one_slice_or_one_host_has_an_answer() -> None:
 
 def test_impossible_job_is_refused_with_every_fault() -> None:
     with pytest.raises(ConfigError) as caught:
-        dataclasses.replace(JOB, slices=0, state_bytes=0, most_lost_hosts=0)
-    assert all(word in str(caught.value) for word in ("slices", "bytes", "lost hosts"))
+        dataclasses.replace(JOB, slices=0, hosts_per_slice=0, most_lost_hosts=0)
+    words = ("slices must", "hosts per slice", "lost hosts")
+    assert all(word in str(caught.value) for word in words)

@@ -19,6 +19,8 @@ from emergency_ckpt.errors import ConfigError, TransferError
 from emergency_ckpt.tools.survey.places import Places
 
 _LONGEST_S = 1e7
+_LARGEST_BYTES = 1 << 60
+_LARGEST_COUNT = 10**6
 
 
 def port(text: str) -> int:
@@ -28,13 +30,27 @@ def port(text: str) -> int:
 
 def seconds(text: str) -> float:
     """Return a time above 0 and below four months."""
-    try:
-        value = float(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from error
+    value = _number(text)
     if not 0 < value < _LONGEST_S:
         raise argparse.ArgumentTypeError(f"{text} is not above 0 and below {_LONGEST_S:.0f}")
     return value
+
+
+def gib(text: str) -> int:
+    """Return the bytes of a size in GiB, at least one byte."""
+    return _size(text, 1 << 30, least_bytes=1)
+
+
+def mib(text: str) -> int:
+    """Return the bytes of a size in MiB, which may be 0."""
+    return _size(text, 1 << 20, least_bytes=0)
+
+
+def _size(text: str, unit_bytes: int, *, least_bytes: int) -> int:
+    size_bytes = _number(text) * unit_bytes
+    if not least_bytes <= size_bytes <= _LARGEST_BYTES:
+        raise argparse.ArgumentTypeError(f"{text} is not a size of {least_bytes} bytes to 1 EiB")
+    return round(size_bytes)
 
 
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -53,6 +69,11 @@ def duration(text: str) -> float:
     return value
 
 
+def positive(text: str) -> int:
+    """Return a count of at least 1."""
+    return _between(text, 1, _LARGEST_COUNT)
+
+
 def step_number(text: str) -> int:
     """Return the number of a step."""
     return _between(text, 0, MAX_STEP)
@@ -66,6 +87,13 @@ def user_id(text: str) -> int:
         return pwd.getpwnam(text).pw_uid
     except (KeyError, ValueError) as error:
         raise argparse.ArgumentTypeError(f"{text!r} is not a user of this host") from error
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from error
 
 
 def _between(text: str, least: int, most: int) -> int:
@@ -100,27 +128,36 @@ def add_places(parser: argparse.ArgumentParser) -> None:
         "--dir", default="", metavar="DIR", help="the persistent tier: a path, or a URL as gs://"
     )
     parser.add_argument("--run-id", help="only this run (default: all)")
-    parser.add_argument(
-        "--owner",
-        type=user_id,
-        metavar="USER",
-        help="owner of the ramdisks, by name or number, when root looks; default: the user of this"
-        " command",
-    )
+    add_owner(parser, "owner of the ramdisks, by name or number, when root looks")
     add_timeout(parser)
     add_json(parser)
 
 
-def add_peers(parser: argparse._ActionsContainer, text: str) -> None:  # pyright: ignore[reportPrivateUsage]
+_Options = argparse._ActionsContainer  # pyright: ignore[reportPrivateUsage]
+"""A parser, or a group of its arguments."""
+
+
+def add_peers(parser: _Options, text: str) -> None:
     """Add ``--peers``, of which ``text`` says what is asked of them, and the secret for it."""
-    parser.add_argument("--peers", type=addresses, default=(), metavar="HOST:PORT,...", help=text)
-    parser.add_argument(
-        "--secret-file",
-        type=Path,
-        metavar="FILE",
-        help="with --peers: file with the run's secret; default:"
-        f" ${run_secret.SECRET_VARIABLE}, if set",
-    )
+    add_addresses(parser, "--peers", text)
+    add_secret_file(parser, "with --peers: file with the run's secret")
+
+
+def add_addresses(parser: _Options, name: str, text: str) -> None:
+    """Add an option that takes addresses of processes."""
+    parser.add_argument(name, type=addresses, default=(), metavar="HOST:PORT,...", help=text)
+
+
+def add_secret_file(parser: _Options, text: str) -> None:
+    """Add ``--secret-file``."""
+    default = f"default: ${run_secret.SECRET_VARIABLE}, if set"
+    parser.add_argument("--secret-file", type=Path, metavar="FILE", help=f"{text}; {default}")
+
+
+def add_owner(parser: _Options, text: str) -> None:
+    """Add ``--owner``."""
+    default = "default: the user of this command"
+    parser.add_argument("--owner", type=user_id, metavar="USER", help=f"{text}; {default}")
 
 
 def add_timeout(parser: argparse.ArgumentParser, default_s: float = 60.0) -> None:

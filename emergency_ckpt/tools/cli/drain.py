@@ -15,7 +15,7 @@ from emergency_ckpt.tools.cli.arguments import (
     print_json,
     seconds,
 )
-from emergency_ckpt.tools.cli.output import tell
+from emergency_ckpt.tools.cli.output import ProgressLines, tell
 
 EXAMPLE = "eckpt drain --local-dir /dev/shm/eckpt --dir gs://bucket/run7 --run-id run7"
 
@@ -52,7 +52,6 @@ def run(args: argparse.Namespace) -> int:
     # Imported here, so that `eckpt drain --help` does not import JAX and Orbax.
     import jax  # noqa: PLC0415
 
-    from emergency_ckpt.tools.cli.output import ProgressLines  # noqa: PLC0415
     from emergency_ckpt.tools.draining.drain import drain  # noqa: PLC0415
 
     jax.config.update("jax_platforms", "cpu")  # a drain takes no accelerator

@@ -62,9 +62,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--max-restarts", type=int, default=5, help="then the job has failed")
     parser.add_argument(
-        "--hang-timeout-s", type=seconds, help="restart when no step was reported for this time"
-    )
-    parser.add_argument(
         "--grace-s",
         type=float,
         default=JobSpec.grace_s,
@@ -124,7 +121,6 @@ def _job_spec(args: argparse.Namespace, echo: LineSink) -> JobSpec:
         local_root=local_root.absolute(),
         log_dir=log_dir.absolute(),
         max_restarts=args.max_restarts,
-        hang_timeout_s=args.hang_timeout_s,
         grace_s=args.grace_s,
         keep_ram="always" if args.keep_ram else keep_ram,
         echo=None if args.quiet else echo,

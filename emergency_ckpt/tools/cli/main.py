@@ -77,7 +77,6 @@ COMMANDS = {
         "write the newest step in RAM to storage, when a job has died for good",
     ),
 }
-_HELP_WIDTH = 100
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -163,19 +162,20 @@ def _parser(name: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="eckpt",
         description="Multi-tier emergency checkpointing for JAX training.",
-        epilog=_list_of_commands(),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog="eckpt COMMAND --help describes each.",
     )
     parser.add_argument("--version", action="version", version=_version())
-    subparsers = parser.add_subparsers(metavar="COMMAND", help="one of those below")
-    for command_name in COMMANDS:
-        if command_name != name:
-            subparsers.add_parser(command_name, add_help=False)
-            continue
-        command = subparsers.add_parser(command_name, formatter_class=_Help)
-        module = _load(command_name)
-        module.add_arguments(command)
-        command.epilog = f"{command.epilog or ''}\n\nexample:\n  {module.EXAMPLE}".lstrip()
+    subparsers = parser.add_subparsers(title="commands", metavar="COMMAND")
+    commands = {
+        command_name: subparsers.add_parser(
+            command_name, help=command.summary, formatter_class=_Help
+        )
+        for command_name, command in COMMANDS.items()
+    }
+    if name in commands:  # a command does not import the modules of the others
+        named, module = commands[name], _load(name)
+        module.add_arguments(named)
+        named.epilog = f"{named.epilog or ''}\n\nexample:\n  {module.EXAMPLE}".lstrip()
     return parser
 
 
@@ -195,16 +195,6 @@ class _Help(argparse.HelpFormatter):
             for line in text.split("\n")
         )
         return "\n".join(indent + line for line in lines)
-
-
-def _list_of_commands() -> str:
-    longest = max(map(len, COMMANDS))
-    indent = " " * (longest + 4)
-    lines = ["commands:"]
-    for name, command in COMMANDS.items():
-        text = f"  {name:{longest}}  {command.summary}"
-        lines.append(textwrap.fill(text, _HELP_WIDTH, subsequent_indent=indent))
-    return "\n".join([*lines, "", "eckpt COMMAND --help describes each."])
 
 
 def _version() -> str:

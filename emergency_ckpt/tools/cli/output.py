@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TextIO
 
 from emergency_ckpt.core.wording import printable, seconds_text, size_text
@@ -24,8 +24,7 @@ def print_line(line: str, stream: TextIO | None = None) -> None:
 
 def tell(line: str, stream: TextIO) -> None:
     """Print a line of a command that does work: at once, and nothing where the reader has left."""
-    with _until_the_reader_leaves(stream):
-        print(printable(line), file=stream, flush=True)
+    _write(f"{printable(line)}\n", stream)
 
 
 def tell_last(line: str, stream: TextIO) -> None:
@@ -35,7 +34,7 @@ def tell_last(line: str, stream: TextIO) -> None:
     """
     # No other stream is left to tell the error.
     with contextlib.suppress(OSError):
-        _write(f"{printable(line)}\n", stream)
+        tell(line, stream)
 
 
 class Printer:
@@ -120,15 +119,9 @@ def _write(text: str, stream: TextIO) -> None:
         stream.write(text)
         return
     data = text.encode(stream.encoding, errors="replace")
-    with _until_the_reader_leaves(stream):
+    try:
         while data:
             data = data[os.write(descriptor, data) :]
-
-
-@contextlib.contextmanager
-def _until_the_reader_leaves(stream: TextIO) -> Generator[None]:
-    try:
-        yield
     except BrokenPipeError:
         # Also for the interpreter's end, which flushes what is left and would fail again.
         nowhere = os.open(os.devnull, os.O_WRONLY)

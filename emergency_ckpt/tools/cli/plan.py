@@ -12,15 +12,13 @@ from pathlib import Path
 from emergency_ckpt.core.placement import ALL_BUT_PRIMARY
 from emergency_ckpt.core.wording import count_text
 from emergency_ckpt.errors import ConfigError
-from emergency_ckpt.tools.cli.arguments import print_json
+from emergency_ckpt.tools.cli.arguments import gib, mib, print_json
 from emergency_ckpt.tools.cli.output import print_line, print_table
-from emergency_ckpt.tools.deploy import ACCELERATORS
+from emergency_ckpt.tools.deploy import ACCELERATORS, as_yaml, filled
 from emergency_ckpt.tools.placement_study import (
     GIB,
     JobShape,
     PlacementCosts,
-    gib_bytes,
-    mib_bytes,
     recommend,
     study,
 )
@@ -54,10 +52,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--slices", type=int, required=True, help="data-parallel replicas")
     parser.add_argument("--hosts", type=int, required=True, help="hosts of each slice")
     parser.add_argument(
-        "--state-gib", type=float, required=True, help="one replica of the state, GiB"
+        "--state-gib",
+        dest="state_bytes",
+        type=gib,
+        required=True,
+        metavar="GIB",
+        help="one replica of the state",
     )
-    parser.add_argument("--host-state-mib", type=float, default=0.0, help="of one host, MiB")
-    parser.add_argument("--ramdisk-gib", type=float, help="ramdisk of a host, GiB; default: any")
+    parser.add_argument(
+        "--host-state-mib",
+        dest="host_state_bytes",
+        type=mib,
+        default=0,
+        metavar="MIB",
+        help="host state of one host",
+    )
+    parser.add_argument(
+        "--ramdisk-gib",
+        dest="ramdisk_bytes",
+        type=gib,
+        metavar="GIB",
+        help="ramdisk of a host; default: any",
+    )
     parser.add_argument("--lost-hosts", type=int, default=4, help="hosts that fail together")
     parser.add_argument(
         "--survival",
@@ -89,7 +105,13 @@ def _add_gke(gke: argparse._ArgumentGroup) -> None:  # pyright: ignore[reportPri
         "--machine-type",
         help="such as ct6e-standard-8t, a host of 8 chips (default: the type's host of 4)",
     )
-    gke.add_argument("--memory-gib", type=float, help="memory limit of a pod, ramdisk included")
+    gke.add_argument(
+        "--memory-gib",
+        dest="memory_bytes",
+        type=gib,
+        metavar="GIB",
+        help="memory limit of a pod, ramdisk included",
+    )
     gke.add_argument("--placement", default=ALL_BUT_PRIMARY, help="as the setting")
     gke.add_argument("--local-keep-last-n", type=int, default=1, help="as the setting")
     gke.add_argument("--restart-agent-image", help="JobSet's agent, for restarts in place")
@@ -108,14 +130,10 @@ def run(args: argparse.Namespace) -> int:
     job = JobShape(
         slices=args.slices,
         hosts_per_slice=args.hosts,
-        state_bytes=gib_bytes("--state-gib", args.state_gib, _TARGET),
-        ramdisk_bytes=(
-            None
-            if args.ramdisk_gib is None
-            else gib_bytes("--ramdisk-gib", args.ramdisk_gib, _TARGET)
-        ),
+        state_bytes=args.state_bytes,
+        ramdisk_bytes=args.ramdisk_bytes,
         most_lost_hosts=args.lost_hosts,
-        host_state_bytes=mib_bytes("--host-state-mib", args.host_state_mib, _TARGET),
+        host_state_bytes=args.host_state_bytes,
     )
     rows = study(job)
     chosen, reason = recommend(job, rows, wanted_survival=args.survival)
@@ -130,15 +148,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _print_manifests(args: argparse.Namespace) -> int:
-    # Imported here: only this needs YAML.
-    from emergency_ckpt.tools.deploy import as_yaml, filled  # noqa: PLC0415
-
-    if args.ramdisk_gib is None:
+    if args.ramdisk_bytes is None:
         raise ConfigError(["--gke needs --ramdisk-gib"], target=_TARGET)
-    for name in ("state_gib", "ramdisk_gib", "memory_gib"):
-        if getattr(args, name) is not None:
-            gib_bytes(f"--{name.replace('_', '-')}", getattr(args, name), _TARGET)
-    mib_bytes("--host-state-mib", args.host_state_mib, _TARGET)
     manifests = filled(args.gke.read_text("utf-8"), args, args.gke.name)
     sys.stdout.write(as_yaml(manifests, [f"Filled by: eckpt {shlex.join(args.words)}"]))
     return 0

@@ -14,7 +14,13 @@ from emergency_ckpt import run_secret
 from emergency_ckpt.background import SignalFlag
 from emergency_ckpt.errors import ConfigError
 from emergency_ckpt.ram.ownership import ROOT_UID
-from emergency_ckpt.tools.cli.arguments import addresses, port, seconds, user_id
+from emergency_ckpt.tools.cli.arguments import (
+    add_addresses,
+    add_owner,
+    add_secret_file,
+    port,
+    seconds,
+)
 from emergency_ckpt.tools.cli.output import tell
 from emergency_ckpt.tools.draining.last import LastDrain
 from emergency_ckpt.tools.served_ramdisk import ReadOnlyRamdisk
@@ -42,18 +48,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--local-dir", type=Path, required=True, help="the ramdisk directory")
     parser.add_argument("--run-id", required=True, help="the run whose saves are served")
-    parser.add_argument(
-        "--secret-file",
-        type=Path,
-        help="file with the run's secret, closed to others; default:"
-        f" ${run_secret.SECRET_VARIABLE}",
-    )
-    parser.add_argument(
-        "--owner",
-        type=user_id,
-        metavar="USER",
-        help="owner of the ramdisk, by name or number, when root serves it; default: the user of"
-        " this command. Files of other users are not served",
+    add_secret_file(parser, "file with the run's secret, closed to others")
+    add_owner(
+        parser,
+        "owner of the ramdisk, by name or number, when root serves it: files of other users are"
+        " not served",
     )
     parser.add_argument("--bind", default="127.0.0.1", help="the one address to listen on")
     parser.add_argument("--port", type=port, default=0, help="port, 0 for a free one")
@@ -82,14 +81,9 @@ def _add_drain(group: argparse._ArgumentGroup) -> None:  # pyright: ignore[repor
         help="drain at SIGTERM, before the RAM of this host goes, unless processes of the job still"
         " answer elsewhere after so long. A second signal ends it",
     )
-    for name, whom in (("--peers", "servers of the job's hosts"), ("--trainers", "its processes")):
-        group.add_argument(
-            name,
-            type=addresses,
-            default=(),
-            metavar="HOST:PORT,...",
-            help=f"addresses of the {whom}; a name may stand for several",
-        )
+    several = "a name may stand for several"
+    add_addresses(group, "--peers", f"addresses of the servers of the job's hosts; {several}")
+    add_addresses(group, "--trainers", f"addresses of its processes; {several}")
 
 
 def run(args: argparse.Namespace) -> int:

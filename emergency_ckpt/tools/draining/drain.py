@@ -36,7 +36,7 @@ from emergency_ckpt.ram.step_reader import RamStep
 from emergency_ckpt.storage.directory_writer import DirectoryWriter
 from emergency_ckpt.storage.tier import PersistentTier
 from emergency_ckpt.tier import Array, leaf_bytes
-from emergency_ckpt.tools.draining.peer_ram import PeerRam, peer_ram
+from emergency_ckpt.tools.draining.peer_ram import peer_ram
 from emergency_ckpt.tools.survey.places import Places, SurveyedStep
 from emergency_ckpt.tools.survey.ramdisk import ram_parts
 from emergency_ckpt.tools.survey.survey import Survey, take_survey, with_folders
@@ -134,18 +134,13 @@ def drain(places: Places, shown: Shown, stall_s: float, peers: Sequence[str] = (
             others = stack.enter_context(
                 peer_ram(survey, run_id, addresses, "eckpt drain", progress)
             )
-            _refuse_running(others, run_id)
+            running = [peer.address for peer in others.asked if peer.process_index is not None]
+            if running:
+                text = f"the job still runs: its process answers at {running[0]}"
+                raise LocalTierError("drain", f"run {run_id!r}", text)
             survey = with_folders(survey, others.folders)
             notes += [f"{fault.where}: {fault.problem}" for fault in others.faults]
-        work = _Drain(survey, run_id, tier, writer, notes, progress)
-        return work.inspect() or work.run(shown)
-
-
-def _refuse_running(others: PeerRam, run_id: str) -> None:
-    running = [peer.address for peer in others.asked if peer.process_index is not None]
-    if running:
-        text = f"the job still runs: its process answers at {running[0]}"
-        raise LocalTierError("drain", f"run {run_id!r}", text)
+        return _Drain(survey, run_id, tier, writer, notes, progress).run(shown)
 
 
 def _check_ended(survey: Survey, run_id: str, places: Places) -> None:
@@ -165,59 +160,43 @@ def _check_ended(survey: Survey, run_id: str, places: Places) -> None:
             )
 
 
+@dataclasses.dataclass
 class _Drain:
-    """One drain of one run, alone in its directory."""
+    """One drain of one run, alone in its directory.
 
-    def __init__(
-        self,
-        survey: Survey,
-        run_id: str,
-        tier: PersistentTier,
-        writer: DirectoryWriter,
-        notes: list[str],
-        progress: WorkProgress,
-    ) -> None:
-        """``notes``: of the outcome, to which the directory's writer adds as well."""
-        self._survey = survey
-        self._run_id = run_id
-        self._tier = tier
-        self._writer = writer
-        self._progress = progress
-        self._inventory = survey.inventory(run_id)
-        self._notes = notes
-        notes += [f"{fault.where}: {fault.problem}" for fault in survey.faults]
-        self._recorded = None if writer.table is None else writer.table.chain
-        self._timeline = newest_timeline(self._inventory.holders, table=writer.table)
-        for step in survey.of(LOCAL):
-            reason = self._rejection_reason(step.step, step.incarnation)
-            if step.run_id == run_id and reason:
-                self._notes.append(f"step {step.step} in RAM is passed over: {reason}")
+    ``_notes``: of the outcome, to which the directory's writer adds as well.
+    """
 
-    def inspect(self) -> Drained | None:
-        """Return the outcome when there is nothing to write, without a change in storage."""
-        stored = self._newest_stored()
-        if stored is None or self._recorded != self._timeline:
-            return None
-        is_saved = all(_has(stored, step.save) for step in self._candidates())
-        return self._outcome(stored.step) if is_saved else None
+    _survey: Survey
+    _run_id: str
+    _tier: PersistentTier
+    _writer: DirectoryWriter
+    _notes: list[str]
+    _progress: WorkProgress
 
-    def _candidates(self) -> list[SurveyedStep]:
-        """Return the saves of the run that were not rolled back, newest first."""
-        return sorted(
-            (
-                step
-                for step in self._survey.of(LOCAL)
-                if step.run_id == self._run_id
-                and not self._rejection_reason(step.step, step.incarnation)
-            ),
-            key=lambda step: step.save,
-            reverse=True,
-        )
+    def __post_init__(self) -> None:
+        self._holders = self._survey.inventory(self._run_id).holders
+        self._timeline = newest_timeline(self._holders, table=self._writer.table)
 
     def run(self, shown: Shown) -> Drained:
-        """Write what is to be written."""
-        stored = self._newest_stored()
-        for step in self._candidates():
+        """Write the newest whole save, unless storage has that or a newer step that counts."""
+        self._notes += [f"{fault.where}: {fault.problem}" for fault in self._survey.faults]
+        candidates: list[SurveyedStep] = []
+        for step in self._survey.of(LOCAL):
+            reason = self._rejection_reason(step.step, step.incarnation)
+            if step.run_id == self._run_id and not reason:
+                candidates.append(step)
+            elif step.run_id == self._run_id:
+                self._notes.append(f"step {step.step} in RAM is passed over: {reason}")
+        table, stored = self._writer.table, self._newest_stored()
+        recorded = None if table is None else table.chain
+        if (
+            stored is not None
+            and recorded == self._timeline
+            and all(_has(stored, step.save) for step in candidates)
+        ):
+            return self._outcome(stored.step)  # without a change in storage
+        for step in candidates:
             if stored is not None and _has(stored, step.save):
                 break
             reason = step.reason or self._write(step, shown)
@@ -251,7 +230,7 @@ class _Drain:
 
     def _outcome(self, step: int | None, *, is_written: bool = False) -> Drained:
         """Return the outcome; a newer whole step than ``step`` was lost, or is elsewhere."""
-        known = [holder.known_complete for holder in self._inventory.holders]
+        known = [holder.known_complete for holder in self._holders]
         lost = max(
             (
                 save.step

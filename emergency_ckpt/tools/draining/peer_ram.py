@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import time
 from collections.abc import Generator, Iterable
 from functools import partial
@@ -13,7 +12,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from emergency_ckpt._native import Mapping as NativeMapping
+from emergency_ckpt._native import Mapping
+from emergency_ckpt.background import new_memory
 from emergency_ckpt.core.restore.inventory import (
     HeldHostState,
     HolderInventory,
@@ -47,7 +47,7 @@ def peer_ram(
     inventory = survey.inventory(run_id)
     with (
         TransferClient(run_id=run_id, secret=secret) as client,
-        PeerRam(client, peers, inventory, run_id, progress) as others,
+        contextlib.closing(PeerRam(client, peers, inventory, run_id, progress)) as others,
     ):
         yield others
 
@@ -55,8 +55,8 @@ def peer_ram(
 class PeerRam:
     """The RAM of peers, of which each shard is fetched when it is read. Not thread-safe.
 
-    A context manager. Nothing is kept on this host but the shard that was fetched last, because a
-    state may be larger than the RAM of one host.
+    Nothing is kept on this host but the shard that was fetched last, because a state may be larger
+    than the RAM of one host.
 
     Attributes:
       asked: the inventory of each peer that answered.
@@ -89,7 +89,7 @@ class PeerRam:
             self.asked.append(msgspec.structs.replace(holder, holder=address, address=address))
         self._client = client
         self._progress = progress
-        self._buffer: NativeMapping | None = None
+        self._buffer: Mapping | None = None
         self.folders = tuple(
             ProcessFolder(
                 path=Path(peer.address),
@@ -115,10 +115,8 @@ class PeerRam:
             for peer in self.asked
         )
 
-    def __enter__(self) -> PeerRam:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
+        """Free the memory of the shard that was fetched last."""
         if self._buffer is not None:
             self._buffer.close()
 
@@ -127,32 +125,22 @@ class PeerRam:
         if entry.nbytes == 0:
             return np.empty(0, np.uint8)
         published = copy.published
-        buffer = self._room_for(entry.nbytes)
+        if self._buffer is None or self._buffer.size_bytes < entry.nbytes:
+            self.close()
+            self._buffer = new_memory("eckpt-drain", entry.nbytes)
         wanted = ShardTarget(published.contents.shards.index(entry), entry.nbytes, 0)
         address = str(copy.folder)
         self._client.fetch_shards(
             address,
             published.digest,
             [wanted],
-            buffer,
+            self._buffer,
             deadline_s=self._progress.end_s - time.monotonic(),
             on_bytes=lambda _: self._progress.touch(),  # the bytes count where they are written
         )
-        return buffer.view(0, entry.nbytes, self)
+        return self._buffer.view(0, entry.nbytes, self)
 
     def _document(self, address: str, host_state: HeldHostState) -> bytes:
         return self._client.fetch_host_state(
             address, host_state.save, host_state.owner, host_state.count
         )
-
-    def _room_for(self, size_bytes: int) -> NativeMapping:
-        if self._buffer is None or self._buffer.size_bytes < size_bytes:
-            if self._buffer is not None:
-                self._buffer.close()
-            fd = os.memfd_create("eckpt-drain")
-            try:
-                os.ftruncate(fd, size_bytes)
-                self._buffer = NativeMapping(fd, size_bytes, writable=True)
-            finally:
-                os.close(fd)
-        return self._buffer

@@ -22,9 +22,10 @@ from emergency_ckpt.run_secret import generate_secret
 
 LineSink = Callable[[str], None]
 KeepRam = Literal["after-failure", "always", "never"]
-Ending = Literal["finished", "died", "hung", "stopped", "timeout"]
+Ending = Literal["finished", "died", "stopped", "timeout"]
 
 _READ_BYTES = 256 * 1024
+_TAIL_LINES, _TAIL_BYTES = 30, 16 * 1024
 
 EventSink = Callable[[LoggedEvent], None]
 """A function that takes each event of the job, with the life and fields of numbers, strings, and
@@ -48,13 +49,12 @@ class JobSpec:
       log_dir: directory for ``life_<n>/process_<p>.log`` and for ``events``, the job's event log.
       env: variables added to this process's environment for every process of the job. If neither
         has ``GLIBC_TUNABLES``, it requests large pages; if neither has
-        ``JAX_COMPILATION_CACHE_DIR``, JAX's compilation cache is a directory of the job. Variables
-        ``MEGASCALE_*`` of this process are not passed on.
+        ``JAX_COMPILATION_CACHE_DIR``, JAX's compilation cache is a directory of the job. The
+        observers in ``ECKPT_OBSERVERS`` of both are joined. Variables ``MEGASCALE_*`` of this
+        process are not passed on.
       secret: the job's secret for processes without one from the user; in their environment, which
         no other user of the machine can read. Two jobs have different ones.
       max_restarts: maximum number of lives after the first.
-      hang_timeout_s: seconds without a higher step from any process (start-up and compilation
-        included) after which all are ended, which counts as a death. None: no limit.
       grace_s: seconds between SIGTERM and SIGKILL when the job is stopped or has reached its
         timeout, or when a process has left after a notice of preemption; process 0 gets them again
         after the others have ended. Processes that are left after another death have
@@ -73,7 +73,6 @@ class JobSpec:
     env: Mapping[str, str] = field(default_factory=dict[str, str])
     secret: str = field(default_factory=lambda: generate_secret().decode(), repr=False)
     max_restarts: int = 5
-    hang_timeout_s: float | None = None
     grace_s: float = 30.0
     keep_ram: KeepRam = "after-failure"
     echo: LineSink | None = None
@@ -162,7 +161,7 @@ class JobResult:
 
     Attributes:
       exit_code: 0; the status of the process that failed first (128 + signal if one killed it); 124
-        after a timeout or a hang; 128 + signal after a stop.
+        after a timeout; 128 + signal after a stop.
       lives: every life, in order.
       events: every event, in order.
       error: the failure, with the end of the relevant log; None after success.
@@ -172,16 +171,6 @@ class JobResult:
     lives: tuple[LifeResult, ...]
     events: tuple[LoggedEvent, ...]
     error: CheckpointError | None
-
-    def check(self) -> JobResult:
-        """Return this result if the job succeeded.
-
-        Raises:
-          CheckpointError: ``error``, if it did not.
-        """
-        if self.error is not None:
-            raise self.error
-        return self
 
 
 def _spec_problems(spec: JobSpec) -> list[str]:
@@ -197,8 +186,6 @@ def _spec_problems(spec: JobSpec) -> list[str]:
         problems.append(f"at most {MAX_HOSTS} hosts, got {spec.host_count}")
     if spec.max_restarts < 0:
         problems.append(f"max_restarts must not be negative, got {spec.max_restarts}")
-    if spec.hang_timeout_s is not None and not spec.hang_timeout_s > 0:
-        problems.append(f"hang_timeout_s must be positive, got {spec.hang_timeout_s}")
     if not (spec.grace_s >= 0 and math.isfinite(spec.grace_s)):
         problems.append(f"grace_s must be a finite time, 0 or more, got {spec.grace_s}")
     for name in ("local_root", "log_dir"):
@@ -247,14 +234,14 @@ class LogFollower:
         self._sink(self._prefix + line.decode("utf-8", errors="replace").rstrip("\r"))
 
 
-def log_tail(path: Path, *, lines: int = 30, limit_bytes: int = 16 * 1024) -> str:
-    """Return the last ``lines`` of a log file, at most ``limit_bytes``.
+def log_tail(path: Path) -> str:
+    """Return the last lines of a log file, 30 lines and 16 KiB at most.
 
     Raises:
       OSError: the file cannot be read.
     """
     with path.open("rb") as file:
         size_bytes = file.seek(0, os.SEEK_END)
-        file.seek(max(0, size_bytes - limit_bytes))
-        text = file.read(limit_bytes).decode("utf-8", errors="replace")
-    return "\n".join(text.splitlines()[-lines:])
+        file.seek(max(0, size_bytes - _TAIL_BYTES))
+        text = file.read(_TAIL_BYTES).decode("utf-8", errors="replace")
+    return "\n".join(text.splitlines()[-_TAIL_LINES:])

@@ -12,7 +12,6 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 
 from emergency_ckpt.errors import DeadlineExceeded
 from emergency_ckpt.extras.event_log import LoggedEvent
@@ -57,12 +56,8 @@ class ReservedPort:
 
     def __init__(self) -> None:
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-        try:
-            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-            self._socket.bind((LOOPBACK, 0))
-        except OSError:
-            self._socket.close()
-            raise
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        self._socket.bind((LOOPBACK, 0))
         self.address = f"{LOOPBACK}:{self._socket.getsockname()[1]}"
 
     def close(self) -> None:
@@ -135,12 +130,7 @@ class ProcessSet:
     def __enter__(self) -> ProcessSet:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, *_: object) -> None:
         try:
             self.end(grace_s=self.spec.grace_s if kind is None else 0)
         finally:
@@ -189,15 +179,6 @@ class ProcessSet:
         """Make ``processes`` wait inside ``report_step(step)``; -1 lets them continue."""
         for index in processes:
             self._processes[index].progress.hold_at(step)
-
-    def wait(self, timeout_s: float) -> tuple[ProcessExit, ...]:
-        """Block until every process has ended; return their ends by process index.
-
-        Raises:
-          DeadlineExceeded: some still run after ``timeout_s`` seconds; they are left running.
-        """
-        self._wait_until_gone(range(len(self._processes)), timeout_s, "wait for")
-        return self.exits
 
     def end(
         self, *, grace_s: float, hurries: Callable[[], bool] = lambda: False
@@ -258,6 +239,7 @@ class ProcessSet:
         progress = ProgressFile(progress_path, create=True)
         if index in self._holds:
             progress.hold_at(self._holds[index])
+        observers = (os.environ.get(_OBSERVERS_VARIABLE), self.spec.env.get(_OBSERVERS_VARIABLE))
         variables = {
             **_MALLOC_ENVIRON,
             # Each life after the first loads what the first one compiled.
@@ -265,11 +247,11 @@ class ProcessSet:
             "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": str(_MIN_COMPILE_TIME_S),
             **_inherited_environ(),
             LAUNCHER_VARIABLE: self.spec.secret,
-            _OBSERVERS_VARIABLE: f"{os.environ.get(_OBSERVERS_VARIABLE, '')} {_OBSERVERS}".strip(),
             "PYTHONUNBUFFERED": "1",
             "PYTHONFAULTHANDLER": "1",
             **environment.jax_environ(),
             **self.spec.env,
+            _OBSERVERS_VARIABLE: " ".join(filter(None, (*observers, _OBSERVERS))),
             **environment.to_environ(),
         }
         with log_path.open("wb") as log:
@@ -329,17 +311,14 @@ class ProcessSet:
                 self.poll()
                 time.sleep(POLL_S)
         self.signal(processes, signal.SIGKILL)
-        self._wait_until_gone(processes, KILL_DEADLINE_S, "kill")
-
-    def _wait_until_gone(self, processes: Sequence[int], timeout_s: float, operation: str) -> None:
-        deadline_s = time.monotonic() + timeout_s
+        deadline_s = time.monotonic() + KILL_DEADLINE_S
         self.poll()
         while left := self._still_running(processes):
             if time.monotonic() > deadline_s:
                 raise DeadlineExceeded(
-                    operation,
+                    "kill",
                     f"{len(processes)} processes",
-                    f"some still run after {timeout_s:g} s",
+                    f"some still run after {KILL_DEADLINE_S:g} s",
                     missing=[f"process {index} (pid {self.pids[index]})" for index in left],
                 )
             time.sleep(POLL_S)

@@ -12,7 +12,6 @@ import shutil
 import signal
 import time
 from collections.abc import Mapping, Sequence
-from typing import Literal
 
 from emergency_ckpt.errors import (
     CheckpointError,
@@ -50,8 +49,6 @@ NO_STEPS = (
     " step, or by emergency_ckpt.extras.progress.report_step"
 )
 
-Decision = Literal["finish", "restart", "give-up"]
-
 _LOG_BYTES = 64 << 20
 _UNCAUGHT_EXIT_CODE = 1
 _CONFIG_ERROR = f"{ConfigError.__module__}.{ConfigError.__qualname__}: "
@@ -88,7 +85,7 @@ class Supervisor:
     def run(self, timeout_s: float | None = None) -> JobResult:
         """Run the job; blocks until all its processes have ended.
 
-        A failed job is a result, not an exception: see ``JobResult.error`` and ``check``.
+        A failed job is a result, not an exception: see ``JobResult.error``.
 
         Args:
           timeout_s: end all processes after this time in seconds; None: no limit.
@@ -137,12 +134,12 @@ class Supervisor:
                 life = self._run_life(processes, deadline_s)
             self._emit("life.ended", ending=life.ending, step=life.step, seconds=life.seconds)
             self._lives.append(life)
-            decision, reason = decide(
+            restarts, reason = decide(
                 self._lives,
                 max_restarts=self.spec.max_restarts,
                 is_configuration=self._is_configuration(life),
             )
-            if decision != "restart":
+            if not restarts:
                 return reason
             self._emit("job.restarting", reason=reason)
 
@@ -161,7 +158,7 @@ class Supervisor:
         ending, first_death = self._watch(processes, deadline_s)
         grace_s = self.spec.grace_s
         is_preempted = first_death is not None and first_death.returncode == PREEMPTED_EXIT_CODE
-        if ending in ("died", "hung") and not is_preempted:  # the others hang in a collective
+        if ending == "died" and not is_preempted:  # the others hang in a collective
             grace_s = min(grace_s, SURVIVORS_GRACE_S)
         exits = processes.end(grace_s=grace_s, hurries=lambda: self._hurries)
         return LifeResult(
@@ -177,24 +174,17 @@ class Supervisor:
         self, processes: ProcessSet, deadline_s: float | None
     ) -> tuple[Ending, ProcessExit | None]:
         """Block until the life has ended, or must end."""
-        highest, changed_s = max(processes.steps), time.monotonic()
         while True:
             self._disturb(processes)
             deaths = [exit_ for exit_ in processes.poll() if exit_.returncode != 0]
-            now_s = time.monotonic()
-            if max(processes.steps) > highest:
-                highest, changed_s = max(processes.steps), now_s
             if deaths:
                 return "died", _root_cause(deaths)
             if not processes.running:
                 return "finished", None
             if self._stop_signal:
                 return "stopped", None
-            if deadline_s is not None and now_s >= deadline_s:
+            if deadline_s is not None and time.monotonic() >= deadline_s:
                 return "timeout", None
-            hang_s = self.spec.hang_timeout_s
-            if hang_s is not None and now_s - changed_s >= hang_s:
-                return "hung", None
             time.sleep(POLL_S)
 
     def _result(self, reason: str) -> JobResult:
@@ -229,8 +219,6 @@ class Supervisor:
             return JobFailed("run", target, f"{reason} ({name})", hint=text if killed else "")
         problem = reason
         hint = f"logs are in {logs}"
-        if last.ending == "hung":
-            problem += f"; no step after {last.step} for {self.spec.hang_timeout_s:g} s"
         if all(life.step == NO_STEP for life in self._lives):
             problem += f"; {NO_STEPS}"
         if last.first_death is not None:
@@ -258,21 +246,21 @@ def _root_cause(deaths: Sequence[ProcessExit]) -> ProcessExit:
 
 def decide(
     lives: Sequence[LifeResult], *, max_restarts: int, is_configuration: bool
-) -> tuple[Decision, str]:
-    """Return the decision after the last of ``lives``, and its reason.
+) -> tuple[bool, str]:
+    """Return whether another life begins after the last of ``lives``, and the reason.
 
     ``is_configuration``: a process of the last one was ended by a ConfigError.
     """
     last = lives[-1]
     if last.ending == "finished":
-        return "finish", "all processes finished"
+        return False, "all processes finished"
     if last.ending in ("stopped", "timeout"):
-        return "give-up", "stopped on request" if last.ending == "stopped" else "out of time"
+        return False, "stopped on request" if last.ending == "stopped" else "out of time"
     if is_configuration:
-        return "give-up", "a configuration error, which no restart mends"
+        return False, "a configuration error, which no restart mends"
     if len(lives) > max_restarts:
-        return "give-up", f"the limit of {max_restarts} restarts is reached"
-    return "restart", "hung" if last.ending == "hung" else str(last.first_death)
+        return False, f"the limit of {max_restarts} restarts is reached"
+    return True, str(last.first_death)
 
 
 class Ramdisks:

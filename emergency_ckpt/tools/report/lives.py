@@ -291,6 +291,23 @@ class ReportRun:
     warnings: Sequence[str] = ()
 
 
+def read_history(directory: Path) -> tuple[EventHistory, list[str]]:
+    """Return the events of the log in ``directory``, and sentences about what they lack. Blocks.
+
+    Raises:
+      CheckpointError: it is no directory, or holds no log.
+      OSError: it cannot be listed.
+    """
+    hint = "give the event_log of the job"
+    if not directory.is_dir():
+        raise CheckpointError("read", str(directory), "there is no such directory", hint=hint)
+    history = read_events(directory)
+    if not history.files and not history.unreadable:
+        problem = "no file events_*.jsonl is there"
+        raise CheckpointError("read", str(directory), problem, hint=hint)
+    return history, _warnings_of(history)
+
+
 def read_log(directory: Path) -> ReportRun:
     """Return the run of the log in ``directory``, with what the report cannot know. Blocks.
 
@@ -298,17 +315,11 @@ def read_log(directory: Path) -> ReportRun:
       CheckpointError: it is no directory, holds no log, or none with an event.
       OSError: it cannot be listed.
     """
-    if not directory.is_dir():
-        raise _error(directory, "there is no such directory", hint="give the event_log of the job")
-    history = read_events(directory)
-    if not history.files and not history.unreadable:
-        raise _error(
-            directory, "no file events_*.jsonl is there", hint="give the event_log of the job"
-        )
-    warnings = _warnings_of(history)
+    history, warnings = read_history(directory)
     if not history.events:
         problem = " ".join(["no event is in it.", *warnings]).rstrip(".")
-        raise _error(directory, problem, hint="let the job write at least one event")
+        hint = "let the job write at least one event"
+        raise CheckpointError("read", str(directory), problem, hint=hint)
     named = sorted({event.run_id for event in history.events if event.run_id})
     if len(named) > 1:
         warnings.append("The log has events of several runs, which are shown as one.")
@@ -340,10 +351,6 @@ def run_events(events: Sequence[LoggedEvent]) -> list[LoggedEvent]:
     return number_lives(of_run)
 
 
-def _error(directory: Path, problem: str, *, hint: str) -> CheckpointError:
-    return CheckpointError("report", str(directory), problem, hint=hint)
-
-
 def _warnings_of(history: EventHistory) -> list[str]:
     warnings: list[str] = []
     if history.bad_lines:
@@ -356,7 +363,7 @@ def _warnings_of(history: EventHistory) -> list[str]:
         count = count_text(len(history.unreadable), "file", "files")
         warnings.append(f"{count} could not be read: {named_files}.")
     if history.is_cut:
-        warnings.append("The log is larger than a report takes; its oldest events are left out.")
+        warnings.append("The log is large; its oldest events are left out.")
     lost = sum(event.name == "log.lost" for event in history.events)
     if lost:
         times = count_text(lost, "time", "times")

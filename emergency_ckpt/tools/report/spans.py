@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from emergency_ckpt.extras.event_log import LoggedEvent
@@ -267,51 +267,33 @@ def trace_of(events: Sequence[LoggedEvent]) -> dict[str, Any]:
     for process, slice_index in sorted(slices.items()):
         of_slice = "" if slice_index is None else f", slice {slice_index}"
         names[process + 1] = f"process {process}{of_slice}"
-    entries = [_named(pid, 0, "process_name", name) for pid, name in names.items()]
     spans = spans_of(events)
     rows = sorted({(_pid(span.process), span.kind) for span in spans})
-    entries += [_named(pid, _ROWS[kind], "thread_name", kind) for pid, kind in rows]
-    entries += [_of_span(span, begin_s) for span in spans]
-    entries += [_of_mark(mark, begin_s) for mark in marks_of(events)]
-    entries += [
-        {
-            **{"ph": "C", "name": "step", "pid": _pid(event.process)},
-            **{"ts": _us(event.time_s - begin_s), "args": {"step": whole(event, "step")}},
-        }
-        for event in events
-        if event.name == "train.step"
+    entries = [
+        *(_entry("M", "process_name", pid, {"name": name}, tid=0) for pid, name in names.items()),
+        *(_entry("M", "thread_name", pid, {"name": kind}, tid=_ROWS[kind]) for pid, kind in rows),
     ]
+    for span in spans:
+        args = {"step": span.step, "its end is not in the log": span.unfinished or None}
+        times = {"ts": _us(span.begin_s - begin_s), "dur": _us(span.end_s - span.begin_s)}
+        row = _ROWS[span.kind]
+        entries.append(_entry("X", span.kind, _pid(span.process), args, tid=row, **times))
+    for mark in marks_of(events):
+        args, at_us = {"text": mark.label, "step": mark.step}, _us(mark.time_s - begin_s)
+        entries.append(_entry("i", mark.name, _pid(mark.process), args, s="p", tid=0, ts=at_us))
+    for event in events:
+        if event.name == "train.step":
+            args, at_us = {"step": whole(event, "step")}, _us(event.time_s - begin_s)
+            entries.append(_entry("C", "step", _pid(event.process), args, ts=at_us))
     return {"traceEvents": entries, "displayTimeUnit": "ms"}
 
 
-def _named(pid: int, tid: int, name: str, value: str) -> dict[str, Any]:
-    return {"ph": "M", "pid": pid, "tid": tid, "name": name, "args": {"name": value}}
-
-
-def _of_span(span: Span, begin_s: float) -> dict[str, Any]:
-    args = {"step": span.step, "its end is not in the log": span.unfinished or None}
-    return {
-        "ph": "X",
-        "name": span.kind,
-        "pid": _pid(span.process),
-        "tid": _ROWS[span.kind],
-        "ts": _us(span.begin_s - begin_s),
-        "dur": _us(span.end_s - span.begin_s),
-        "args": {name: value for name, value in args.items() if value is not None},
-    }
-
-
-def _of_mark(mark: Mark, begin_s: float) -> dict[str, Any]:
-    args = {"text": mark.label, "step": mark.step}
-    return {
-        "ph": "i",
-        "s": "p",
-        "name": mark.name,
-        "pid": _pid(mark.process),
-        "tid": 0,
-        "ts": _us(mark.time_s - begin_s),
-        "args": {name: value for name, value in args.items() if value is not None},
-    }
+def _entry(
+    phase: str, name: str, pid: int, args: Mapping[str, object], **fields: object
+) -> dict[str, Any]:
+    """Return an entry of the trace, without the arguments that are not known."""
+    there = {key: value for key, value in args.items() if value is not None}
+    return {"ph": phase, "name": name, "pid": pid, **fields, "args": there}
 
 
 def _pid(process: int | None) -> int:

@@ -1,8 +1,9 @@
 """The read-only survey of a job's checkpoints: ramdisks and a persistent directory, described.
 
 1. ``places`` has what a person named: ramdisks, a directory, a run, a secret.
-2. ``ramdisk`` reads the process directories of ramdisks; ``storage`` the steps of a directory.
-3. ``survey.take_survey`` puts both together, as steps of one kind, and opens each.
+2. ``ramdisk`` reads the process directories of ramdisks.
+3. ``survey`` reads the steps of the directory, puts both together, as steps of one kind, says what
+   each lacks, and opens each.
 
 Guaranteed: nothing is created, changed, renamed, removed or locked, so a job that runs is not
 disturbed, and neither is one that starts; a file that is damaged, foreign or another user's is a

@@ -16,9 +16,9 @@ from pathlib import Path
 import numpy as np
 
 from emergency_ckpt import files
-from emergency_ckpt.core.limits import MAX_RUNS, NAME_PATTERN
 from emergency_ckpt.core.restore.inventory import HeldHostState, HeldTensors, HolderInventory
 from emergency_ckpt.errors import CorruptData
+from emergency_ckpt.ram.leftovers import run_ids
 from emergency_ckpt.ram.locks import Owner, check_run_id, process_directories, read_owner
 from emergency_ckpt.ram.ownership import open_local_dir
 from emergency_ckpt.ram.process_files import (
@@ -129,19 +129,13 @@ def _process_paths(local_dir: Path, places: Places, faults: list[SurveyFault]) -
             SurveyFault.of(str(local_dir), files.local_error("open", str(local_dir), error))
         )
         return
-    for run_id in _run_ids(local_dir) if places.run_id is None else [places.run_id]:
+    for run_id in run_ids(local_dir) if places.run_id is None else [places.run_id]:
         try:
             yield from process_directories(local_dir / run_id)
         except OSError as error:
             # On a shared tmpfs most directories are other programs' and users'.
             if places.run_id is not None or not isinstance(error, PermissionError):
                 faults.append(SurveyFault.of(str(local_dir / run_id), error))
-
-
-def _run_ids(local_dir: Path) -> list[str]:
-    with os.scandir(local_dir) as entries:
-        names = [e.name for e in entries if e.is_dir(follow_symlinks=False)]
-    return sorted(name for name in names if NAME_PATTERN.fullmatch(name))[:MAX_RUNS]
 
 
 def _read_again(

@@ -7,13 +7,19 @@ import re
 import time
 from collections.abc import Iterator, Sequence
 
+import msgspec
+
+from emergency_ckpt.core.boxes import whole
 from emergency_ckpt.core.restore.inventory import (
+    HolderInventory,
     Inventory,
     PersistentStep,
     RestoredSave,
     lives_from,
     newest_timeline,
 )
+from emergency_ckpt.core.restore.plan_types import NoPlan
+from emergency_ckpt.core.restore.restore_plan import plan_restore
 from emergency_ckpt.core.shard_layout import state_size_bytes
 from emergency_ckpt.core.step_log import Entry, Table
 from emergency_ckpt.errors import CheckpointError, ConfigError, PersistentTierError
@@ -22,10 +28,9 @@ from emergency_ckpt.storage.directory import StorageDirectory
 from emergency_ckpt.storage.inspection import FoundStep
 from emergency_ckpt.storage.steps import StoredSteps
 from emergency_ckpt.tier import StepReader
-from emergency_ckpt.tools.survey.completeness import lacks_of
 from emergency_ckpt.tools.survey.places import Places, SaveState, SurveyedStep, SurveyFault
 from emergency_ckpt.tools.survey.ramdisk import ProcessFolder, ram_parts, read_ramdisks
-from emergency_ckpt.types import LOCAL, PERSISTENT, SaveId, TierName
+from emergency_ckpt.types import LOCAL, PERSISTENT, SaveId, ShardId, TierName
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,7 +39,8 @@ class Survey:
 
     Attributes:
       time_s: Unix time of the survey.
-      steps: the saves of all tiers and runs, newest first, those in RAM before storage's.
+      steps: the saves of all tiers and runs, newest first, those in RAM before storage's. Of one
+        step in RAM, the save of the newest incarnation comes first.
       directory: the persistent directory; None when none was given.
       changing: a job saved faster than its ramdisks could be read.
     """
@@ -95,7 +101,13 @@ class Survey:
 
     def inventory(self, run_id: str) -> Inventory:
         """Return the RAM of one run as the leader of a restore sees it."""
-        return _inventory(self.folders, run_id)
+        own = [folder for folder in self.folders if folder.run_id == run_id]
+        published = (copy.published for folder in own for copy in folder.copies)
+        return Inventory(
+            holders=tuple(folder.holder for folder in own),
+            manifests={manifest.digest: manifest.contents for manifest in published},
+            timeline=newest_timeline([folder.holder for folder in own]),
+        )
 
 
 def take_survey(places: Places) -> Survey:
@@ -125,19 +137,9 @@ def with_folders(survey: Survey, folders: tuple[ProcessFolder, ...]) -> Survey:
     return dataclasses.replace(survey, steps=tuple(sorted(steps, key=lambda step: -step.step)))
 
 
-def _inventory(folders: tuple[ProcessFolder, ...], run_id: str) -> Inventory:
-    own = [folder for folder in folders if folder.run_id == run_id]
-    published = (copy.published for folder in own for copy in folder.copies)
-    return Inventory(
-        holders=tuple(folder.holder for folder in own),
-        manifests={manifest.digest: manifest.contents for manifest in published},
-        timeline=newest_timeline([folder.holder for folder in own]),
-    )
-
-
 def _ram_steps(survey: Survey) -> Iterator[SurveyedStep]:
     folders, directory = survey.folders, survey.directory
-    inventories = {run_id: _inventory(folders, run_id) for run_id in {f.run_id for f in folders}}
+    inventories = {run_id: survey.inventory(run_id) for run_id in {f.run_id for f in folders}}
     tables = {directory.run_id: directory.table} if directory else {}
     timelines = {
         run_id: newest_timeline(inventory.holders, table=tables.get(run_id))
@@ -177,6 +179,60 @@ def _restored(folders: tuple[ProcessFolder, ...]) -> list[RestoredSave]:
     """Return the saves that the newest lives began from, by the ledgers."""
     records = [folder.ledger.restored for folder in folders]
     return [record for record in records if isinstance(record, RestoredSave)]
+
+
+def lacks_of(save: SaveId, inventory: Inventory) -> str:
+    """Return what a restore of ``save`` from RAM would lack, in words; empty when it is complete.
+
+    The state is that of the save's own manifests, and a process of any mesh may need all of it, so
+    every element of every leaf and every host state must be held. Rolled-back saves are judged like
+    others.
+    """
+    holders = tuple(_parts_of(save, holder) for holder in inventory.holders)
+    digests = sorted({manifest.digest for holder in holders for manifest in holder.tensors})
+    manifests = [inventory.manifests[d] for d in digests if d in inventory.manifests]
+    if not manifests:
+        return "no manifest"
+    leaves = {leaf.path: leaf for leaf in manifests[0].leaves}
+    plan = plan_restore(
+        msgspec.structs.replace(inventory, holders=holders, persistent=(), timeline=None),
+        {0: tuple(ShardId(leaf.path, whole(leaf.global_shape)) for leaf in leaves.values())},
+        leaves,
+        requested_step=save.step,
+        host_state_remap=True,
+    )
+    if not isinstance(plan, NoPlan):
+        return ""
+    reasons = [rejected.reason for rejected in plan.rejected] or list(
+        plan.missing + plan.mismatches
+    )
+    return "; ".join(reasons)
+
+
+def newest_complete(inventory: Inventory) -> SaveId | None:
+    """Return the newest save that is complete and was not rolled back, or None."""
+    timeline = inventory.timeline
+    saves = {manifest.save for holder in inventory.holders for manifest in holder.tensors}
+    for save in sorted(saves, reverse=True):
+        rejection_reason = (
+            timeline.rejection_reason(save.step, save.incarnation) if timeline else ""
+        )
+        if not rejection_reason and not lacks_of(save, inventory):
+            return save
+    return None
+
+
+def _parts_of(save: SaveId, holder: HolderInventory) -> HolderInventory:
+    """Return the part of an inventory that is of one save."""
+    return msgspec.structs.replace(
+        holder,
+        tensors=tuple(manifest for manifest in holder.tensors if manifest.save == save),
+        host_states=tuple(
+            host_state for host_state in holder.host_states if host_state.save == save
+        ),
+        known_complete=None,
+        timeline=None,
+    )
 
 
 _Item = tuple[PersistentStep, Entry | None, FoundStep | None]

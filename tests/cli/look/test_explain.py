@@ -58,5 +58,5 @@ def test_explain_without_a_restore_is_status_1(tmp_path: Path) -> None:
     (tmp_path / FILE).write_text("junk\n{}\n")
     done = eckpt("ls", "--explain", tmp_path)
     assert done.returncode == 1
-    assert "2 lines are no events" in done.stderr
+    assert "2 lines are no event and left out" in done.stderr
     assert eckpt("ls", "--explain").returncode == 2

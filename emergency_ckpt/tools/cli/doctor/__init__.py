@@ -24,15 +24,20 @@ from emergency_ckpt.errors import ConfigError
 from emergency_ckpt.extensions import parse_placement
 from emergency_ckpt.ram.leftovers import GRACE_S
 from emergency_ckpt.ram.locks import check_run_id
+from emergency_ckpt.ram.slot_choice import slots_for
 from emergency_ckpt.tools.cli.arguments import (
+    add_addresses,
     add_json,
+    add_secret_file,
     add_timeout,
-    addresses,
     duration,
+    gib,
+    mib,
+    positive,
     print_json,
 )
 from emergency_ckpt.tools.cli.output import print_line
-from emergency_ckpt.tools.placement_study import gib_bytes, held_bytes, mib_bytes, stored_share
+from emergency_ckpt.tools.placement_study import held_bytes, stored_share
 
 _EPILOG = """\
 exit status
@@ -67,20 +72,33 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="the run: its files on the ramdisk are room for it, and --peers are of it",
     )
     size = parser.add_argument_group("size of the state")
-    size.add_argument("--state-gib", type=float, help="one replica; default: newest step in --dir")
-    size.add_argument("--slices", type=int, default=2, help="data-parallel replicas")
-    size.add_argument("--hosts-per-slice", type=int, default=1, help="processes of a slice")
-    size.add_argument("--processes", type=int, default=1, help="processes that share the ramdisk")
+    size.add_argument(
+        "--state-gib",
+        dest="state_bytes",
+        type=gib,
+        metavar="GIB",
+        help="one replica; default: newest step in --dir",
+    )
+    size.add_argument("--slices", type=positive, default=2, help="data-parallel replicas")
+    size.add_argument("--hosts-per-slice", type=positive, default=1, help="processes of a slice")
+    size.add_argument(
+        "--processes", type=positive, default=1, help="processes that share the ramdisk"
+    )
     size.add_argument("--placement", default="all_but_primary", help="as the setting")
-    size.add_argument("--local-keep-last-n", type=int, default=1, help="as the setting")
-    size.add_argument("--host-state-mib", type=float, default=0.0, help="of one process, MiB")
-    parser.add_argument("--secret-file", type=Path, help="as the setting; default: $ECKPT_SECRET")
-    parser.add_argument(
+    size.add_argument("--local-keep-last-n", type=positive, default=1, help="as the setting")
+    size.add_argument(
+        "--host-state-mib",
+        dest="host_state_bytes",
+        type=mib,
+        default=0,
+        metavar="MIB",
+        help="host state of one process",
+    )
+    add_secret_file(parser, "as the setting")
+    add_addresses(
+        parser,
         "--peers",
-        type=addresses,
-        default=(),
-        metavar="HOST:PORT,...",
-        help="connect to these; with a secret and --run-id also prove to know the secret",
+        "connect to these; with a secret and --run-id also prove to know the secret",
     )
     parser.add_argument(
         "--link",
@@ -147,13 +165,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _check(args: argparse.Namespace) -> None:
-    problems = [
-        f"--{name.replace('_', '-')} must be at least 1, not {getattr(args, name)}"
-        for name in ("slices", "hosts_per_slice", "processes", "local_keep_last_n")
-        if getattr(args, name) < 1
-    ]
-    if problems:
-        raise ConfigError(problems, target="eckpt doctor")
     parse_placement(args.placement)
     if args.yes and not args.clean:
         raise ConfigError(["--yes needs --clean"], target="eckpt doctor")
@@ -170,9 +181,6 @@ def _findings(args: argparse.Namespace) -> Iterator[Finding]:
     # Imported here, so that `eckpt doctor --help` does not import numpy and the storage clients.
     from emergency_ckpt.tools.cli.doctor import checks  # noqa: PLC0415
 
-    state_bytes = None
-    if args.state_gib is not None:
-        state_bytes = gib_bytes("--state-gib", args.state_gib, "eckpt doctor")
     yield checks.check_versions()
     yield checks.check_engine()
     yield from checks.check_devices(os.environ)
@@ -183,14 +191,16 @@ def _findings(args: argparse.Namespace) -> Iterator[Finding]:
     yield from checks.check_peers(args.peers, args.run_id, secret, args.timeout)
     if args.dir is not None:
         yield checks.check_storage(args.dir, f"doctor-{secrets.token_hex(8)}", args.timeout)
+    state_bytes = args.state_bytes
     if state_bytes is None and args.dir is not None:
         finding, state_bytes = checks.newest_state_bytes(args.dir, args.timeout)
         yield finding
     if args.local_dir is not None:
         needed_bytes, spare_bytes = None, 0
         if state_bytes is not None:
-            needed_bytes, spare_bytes = _needed(args, state_bytes)
-            slots = args.processes * (args.local_keep_last_n + 1)
+            of_one = slots_for(args.local_keep_last_n, writes_storage=False)
+            needed_bytes, spare_bytes = _needed(args, state_bytes, of_one)
+            slots = args.processes * of_one
             text = (
                 f"{count_text(slots, 'slot', 'slots')} on this host, {size_text(needed_bytes)} in"
             )
@@ -199,12 +209,14 @@ def _findings(args: argparse.Namespace) -> Iterator[Finding]:
         yield from checks.check_ramdisk(args.local_dir, args.run_id, needed_bytes, spare_bytes)
 
 
-def _needed(args: argparse.Namespace, state_bytes: int) -> tuple[int, int]:
-    """Return the bytes that this host's processes need in the ramdisk, and those of a slot more."""
+def _needed(args: argparse.Namespace, state_bytes: int, slots: int) -> tuple[int, int]:
+    """Return the bytes that this host's processes need in the ramdisk, and those of a slot more.
+
+    ``slots``: of one process.
+    """
     share = stored_share(parse_placement(args.placement), args.slices) / args.hosts_per_slice
     slot_bytes = round(state_bytes * share)
-    host_state = mib_bytes("--host-state-mib", args.host_state_mib, "eckpt doctor")
-    needed = held_bytes(slot_bytes, host_state, args.slices - 1, args.local_keep_last_n + 1)
+    needed = held_bytes(slot_bytes, args.host_state_bytes, args.slices - 1, slots)
     return args.processes * (round(needed) + SMALL_FILES_BYTES), args.processes * slot_bytes
 
 

@@ -328,8 +328,8 @@ def _room(
         return Finding("room", "ok", text, measured=measured)
     if left_bytes >= 0:
         mend = (
-            f"With {size_text(spare_bytes - left_bytes)} more, arrays of a restore on CPU and saves"
-            " to storage use a spare slot; without it both copy."
+            f"With {size_text(spare_bytes - left_bytes)} more, a process that writes to storage"
+            " has a spare slot; without it the process copies."
         )
         return Finding("room", "warning", text, mend, measured)
     missing_bytes = needed_bytes - free_bytes - held_bytes

@@ -120,22 +120,17 @@ def _clean_ramdisk(args: argparse.Namespace) -> int:
         if not runs:
             print_line(f"no run {args.run_id!r} in {args.local_dir}")
             return 1
-    now_s = time.time()
-    outcomes = [_outcome_or_error(left, now_s, args) for left in runs]
-    for left, (text, _) in zip(runs, outcomes, strict=True):
+    now_s, is_removed = time.time(), False
+    for left in runs:
+        try:
+            text, is_removed = _outcome(left, now_s, args)
+        except OSError as error:  # a run that the kernel refuses, as another user's, stops no other
+            problem = f"{error.filename}: {error.strerror}" if error.filename else str(error)
+            text, is_removed = f"stays: {problem}", False
         age_s, mib = max(left.age_s(now_s), 0), left.size_bytes / (1 << 20)
         print_line(f"{left.run_id}  {mib:.1f} MiB  {age_text(age_s)} old  {text}")
-    stays = args.run_id is not None and args.yes and not outcomes[0][1]
+    stays = args.run_id is not None and args.yes and not is_removed
     return 1 if stays else 0
-
-
-def _outcome_or_error(left: LeftRun, now_s: float, args: argparse.Namespace) -> tuple[str, bool]:
-    """Return ``_outcome``; a run that the kernel refuses, as another user's, stops no other one."""
-    try:
-        return _outcome(left, now_s, args)
-    except OSError as error:
-        problem = f"{error.filename}: {error.strerror}" if error.filename else str(error)
-        return f"stays: {problem}", False
 
 
 def _outcome(left: LeftRun, now_s: float, args: argparse.Namespace) -> tuple[str, bool]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from emergency_ckpt import _native
+from emergency_ckpt import _native, files
 from emergency_ckpt.core.boxes import describe
 from emergency_ckpt.core.restore.divergence import divergences
 from emergency_ckpt.core.shard_layout import shard_nbytes, state_size_bytes
@@ -64,11 +64,11 @@ class Check:
       found: the sound steps in storage, by number and incarnation.
     """
 
-    def __init__(self, survey: Survey, places: Places) -> None:
+    def __init__(self, survey: Survey) -> None:
         self.counts = CheckCounts()
         self.found: dict[tuple[int, str], FoundStep] = {}
         self._survey = survey
-        self._places = places
+        self._places = survey.places
         self._copies = [copy for folder in survey.folders for copy in folder.copies]
 
     def small_files(self) -> Iterator[SurveyFault]:
@@ -157,41 +157,32 @@ class Check:
         buffer = bytearray(_PIECE_BYTES)
         for copy in self._copies:
             path = f"{copy.folder}/{file_name(copy.number)}"
-            step = copy.published.save.step
+            step, shards = copy.published.save.step, copy.published.contents.shards
             try:
-                damaged, shards, nbytes = self._damaged_shards(copy, buffer, advance)
+                damage = list(self._damage_in(copy, buffer, advance))
+                faults = [SurveyFault(path, line, step) for line in damage]
             except (OSError, CorruptData) as error:
-                if self._is_published(copy):
-                    yield SurveyFault.of(path, error, step)
-                else:
-                    self.counts.gone += 1
-                continue
-            if damaged and not self._is_published(copy):
+                faults, shards = [SurveyFault.of(path, error, step)], ()
+            if faults and not self._is_published(copy):
                 self.counts.gone += 1
                 continue
-            self.counts.shards += shards
-            self.counts.bytes += nbytes
-            for line in damaged:
-                yield SurveyFault(path, line, step)
+            self.counts.shards += len(shards)
+            self.counts.bytes += sum(entry.nbytes for entry in shards)
+            yield from faults
 
-    def _damaged_shards(
-        self, copy: RamCopy, buffer: bytearray, advance: Advance
-    ) -> tuple[list[str], int, int]:
-        """Return a line for each damaged shard, and the numbers of shards and bytes read."""
+    def _damage_in(self, copy: RamCopy, buffer: bytearray, advance: Advance) -> Iterator[str]:
+        """Read all shards of a copy and yield a line for each damaged one. OSError, CorruptData."""
         contents = copy.published.contents
-        with ProcessFiles.opened(copy.folder, self._places.owner_uid) as place:
-            fd = place.open_slot(copy.number)
-        damaged: list[str] = []
-        try:
+        with (
+            ProcessFiles.opened(copy.folder, self._places.owner_uid) as place,
+            files.closing(place.open_slot(copy.number)) as fd,
+        ):
             for entry in contents.shards:
                 actual = _crc_of(fd, entry, buffer)
                 advance(entry.nbytes)
                 if actual != entry.crc32c:
                     shard = f"{contents.leaves[entry.leaf].path}{describe(entry.box)}"
-                    damaged.append(f"{shard} {_damage(entry.crc32c, actual)}")
-        finally:
-            os.close(fd)
-        return damaged, len(contents.shards), sum(entry.nbytes for entry in contents.shards)
+                    yield f"{shard} {_damage(entry.crc32c, actual)}"
 
     def _is_published(self, copy: RamCopy) -> bool:
         try:
@@ -314,12 +305,11 @@ class CheckResult(msgspec.Struct, frozen=True):
 
 def run(args: argparse.Namespace) -> int:
     """Check; return 1 when something is damaged, absent or could not be read."""
-    places = places_of(args)
-    survey = take_survey(places)
-    check = Check(survey, places)
+    survey = take_survey(places_of(args))
+    check = Check(survey)
     faults = list(check.small_files())
     if args.read_data:
-        faults += _data(check, survey, places)
+        faults += _data(check, survey.places)
     faults = list(dict.fromkeys(faults))
     result = CheckResult(
         format=FORMAT,
@@ -336,7 +326,7 @@ def run(args: argparse.Namespace) -> int:
     return GOOD if result.good else BAD
 
 
-def _data(check: Check, survey: Survey, places: Places) -> Iterator[SurveyFault]:
+def _data(check: Check, places: Places) -> Iterator[SurveyFault]:
     stored = list(check.found.values())
     sizes = (
         state_size_bytes(stored_step.marker.leaves) for stored_step in stored if stored_step.marker

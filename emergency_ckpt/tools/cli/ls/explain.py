@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import argparse
 import datetime
-import os
+import itertools
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 import msgspec
 
 from emergency_ckpt.core.wording import TIER_WORDS, seconds_text, size_text
 from emergency_ckpt.errors import CheckpointError
-from emergency_ckpt.extras.event_log import LoggedEvent, read_events
+from emergency_ckpt.extras.event_log import LoggedEvent
 from emergency_ckpt.tools.cli.arguments import BAD, GOOD, print_json
 from emergency_ckpt.tools.cli.output import print_line, print_table
-from emergency_ckpt.tools.report.lives import whole
+from emergency_ckpt.tools.report.lives import read_history, whole
 from emergency_ckpt.types import PERSISTENT
 
 FORMAT = 2
@@ -136,9 +135,11 @@ def last_restore(events: Sequence[LoggedEvent]) -> RestoreExplanation | None:
     if not starts:
         return None
     newest = starts[-1]
+    life = newest.run_id, newest.life, newest.incarnation
     by_process: dict[int, list[LoggedEvent]] = {}
     for event in events:
-        if event.process is not None and _life(event) == _life(newest):
+        event_life = event.run_id, event.life, event.incarnation
+        if event.process is not None and event_life == life:
             by_process.setdefault(event.process, []).append(event)
     parts = [part for process in sorted(by_process) if (part := _last_part(by_process[process]))]
     started_s = min(part[0].time_s for part in parts)
@@ -170,10 +171,6 @@ def last_restore(events: Sequence[LoggedEvent]) -> RestoreExplanation | None:
     )
 
 
-def _life(event: LoggedEvent) -> tuple[str, int, str]:
-    return event.run_id, event.life, event.incarnation
-
-
 def _last_part(events: Sequence[LoggedEvent]) -> list[LoggedEvent]:
     """Return a process's events of its last restore; none when it began none."""
     part: list[LoggedEvent] = []
@@ -186,8 +183,7 @@ def _last_part(events: Sequence[LoggedEvent]) -> list[LoggedEvent]:
         part.append(event)
         is_over = event.name in _OUTCOMES
     if not is_over:  # what a process did after it had left a restore without a word
-        count = next((n for n, event in enumerate(part) if not _belongs(event)), len(part))
-        part = part[:count]
+        part = list(itertools.takewhile(_belongs, part))
     return part
 
 
@@ -249,24 +245,14 @@ def _text(event: LoggedEvent, field: str) -> str:
 
 def run(args: argparse.Namespace) -> int:
     """Tell the explanation; return 1 when the restore failed or did not end, or there is none."""
-    directory: Path = args.explain
-    try:
-        history = read_events(directory)
-    except OSError as error:
-        problem = error.strerror or str(error)
-        hint = "give the directory of the job's event_log"
-        raise CheckpointError("read", os.fspath(directory), problem, hint=hint) from error
-    for text in history.unreadable:
-        print_line(f"{directory}: {text}", sys.stderr)
-    if history.bad_lines:
-        print_line(f"{directory}: {history.bad_lines} lines are no events", sys.stderr)
-    if history.is_cut:
-        print_line(f"{directory}: the log is large; only its newest part is read", sys.stderr)
+    history, warnings = read_history(args.explain)
+    for warning in warnings:
+        print_line(f"{args.explain}: {warning}", sys.stderr)
     explanation = last_restore(history.events)
     if explanation is None:
         hint = "set event_log, or use the log of a job that has restored"
         problem = f"no restore is in its {len(history.events)} events"
-        raise CheckpointError("read", os.fspath(directory), problem, hint=hint)
+        raise CheckpointError("read", str(args.explain), problem, hint=hint)
     if args.json:
         print_json(explanation)
     else:

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import argparse
-import math
 from collections.abc import Sequence
 from typing import Any, cast
 
 import msgspec
 
 from emergency_ckpt.core.boxes import describe
-from emergency_ckpt.core.shard_layout import DTYPE_ITEM_BYTES, shard_nbytes
+from emergency_ckpt.core.shard_layout import shard_nbytes, state_size_bytes
 from emergency_ckpt.errors import CheckpointError, CorruptData, StepNotFound
 from emergency_ckpt.state.host_state import decode
 from emergency_ckpt.tier import ShardCopies, StepReader
 from emergency_ckpt.tools.cli.arguments import BAD, GOOD, places_of, print_json
 from emergency_ckpt.tools.cli.output import known_size_text, print_faults, print_line, print_table
 from emergency_ckpt.tools.survey.places import SurveyedStep, SurveyFault
-from emergency_ckpt.tools.survey.survey import Survey, take_survey
+from emergency_ckpt.tools.survey.survey import take_survey
 from emergency_ckpt.types import Box, LeafSpec
 
 FORMAT = 2
@@ -74,40 +73,24 @@ class ShownStep(SurveyedStep, frozen=True, kw_only=True):
 
 
 def run(args: argparse.Namespace) -> int:
-    """Show a step; return 1 when it is absent, damaged, or could not be read."""
+    """Show a step; return 1 when it is damaged, or a part of it could not be read.
+
+    Of several saves of the step a whole one is shown first, then that in RAM, then that of the
+    newest incarnation. StepNotFound where no place has the step.
+    """
     survey = take_survey(places_of(args))
     if not args.json:
         print_faults(survey.faults)
-    shown = show_step(survey, args.step, tier=args.tier, incarnation=args.incarnation)
-    if args.json:
-        print_json(shown)
-    else:
-        _print(shown)
-    return BAD if shown.faults else GOOD
-
-
-def show_step(survey: Survey, step: int, *, tier: str = "", incarnation: str = "") -> ShownStep:
-    """Return the step in full. Blocks for storage.
-
-    Of several saves of the step a whole one is shown first, then that in RAM, then that of the
-    newest incarnation.
-
-    Args:
-      tier: the name of a tier; empty for either one.
-
-    Raises:
-      StepNotFound: no place has it.
-      CheckpointError: the step cannot be described.
-    """
     saves = [
         save
         for save in survey.steps
-        if save.step == step and tier in ("", save.tier) and incarnation in ("", save.incarnation)
+        if save.step == args.step
+        and args.tier in ("", save.tier)
+        and args.incarnation in ("", save.incarnation)
     ]
     if not saves:
-        raise StepNotFound(
-            "show", f"step {step}", "no place that was given has it", hint="'eckpt ls' lists steps"
-        )
+        problem = "no place that was given has it"
+        raise StepNotFound("show", f"step {args.step}", problem, hint="'eckpt ls' lists steps")
     # Stable: within a state, RAM comes first and the newest incarnation before older ones.
     best = min(saves, key=lambda save: save.state != "whole")
     try:
@@ -115,17 +98,23 @@ def show_step(survey: Survey, step: int, *, tier: str = "", incarnation: str = "
     except CorruptData as error:
         fault = SurveyFault(error.target, error.problem)
         best = msgspec.structs.replace(best, state="damaged", reason=error.problem)
-        return ShownStep(**msgspec.structs.asdict(best), faults=(fault,))
-    leaves = tuple(_leaf(leaf, reader.copies(path)) for path, leaf in reader.leaves.items())
-    host_states, faults = _host_states(reader)
-    best = msgspec.structs.replace(
-        best,
-        incarnation=reader.save.incarnation,
-        size_bytes=sum(leaf.size_bytes for leaf in leaves),
-    )
-    return ShownStep(
-        **msgspec.structs.asdict(best), leaves=leaves, host_states=host_states, faults=faults
-    )
+        shown = ShownStep(**msgspec.structs.asdict(best), faults=(fault,))
+    else:
+        leaves = tuple(_leaf(leaf, reader.copies(path)) for path, leaf in reader.leaves.items())
+        host_states, faults = _host_states(reader)
+        best = msgspec.structs.replace(
+            best,
+            incarnation=reader.save.incarnation,
+            size_bytes=sum(leaf.size_bytes for leaf in leaves),
+        )
+        shown = ShownStep(
+            **msgspec.structs.asdict(best), leaves=leaves, host_states=host_states, faults=faults
+        )
+    if args.json:
+        print_json(shown)
+    else:
+        _print(shown)
+    return BAD if shown.faults else GOOD
 
 
 def _host_states(
@@ -156,7 +145,7 @@ def _leaf(leaf: LeafSpec, copies: Sequence[ShardCopies]) -> ShownLeaf:
         dtype=leaf.dtype,
         shape=leaf.global_shape,
         key_impl=leaf.key_impl,
-        size_bytes=math.prod(leaf.global_shape) * DTYPE_ITEM_BYTES.get(leaf.dtype, 0),
+        size_bytes=state_size_bytes([leaf]),
         shards=tuple(
             ShownShard(box, shard_nbytes(leaf, box), f"{crc:08x}", holders)
             for box, crc, holders in copies

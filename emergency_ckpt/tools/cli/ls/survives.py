@@ -22,9 +22,14 @@ from emergency_ckpt.errors import ConfigError
 from emergency_ckpt.tools.cli.arguments import BAD, GOOD, places_of, print_json
 from emergency_ckpt.tools.cli.output import print_faults, print_line, print_table
 from emergency_ckpt.tools.draining.peer_ram import peer_ram
-from emergency_ckpt.tools.survey.completeness import lacks_of, newest_complete
 from emergency_ckpt.tools.survey.places import Places, SurveyFault
-from emergency_ckpt.tools.survey.survey import Survey, take_survey, with_folders
+from emergency_ckpt.tools.survey.survey import (
+    Survey,
+    lacks_of,
+    newest_complete,
+    take_survey,
+    with_folders,
+)
 from emergency_ckpt.types import PERSISTENT, SaveId
 from emergency_ckpt.work_progress import WorkProgress
 
@@ -71,11 +76,6 @@ class SurvivalReport(msgspec.Struct, frozen=True):
     losses: tuple[Loss, ...]
     faults: tuple[SurveyFault, ...]
 
-    @property
-    def survives_any_one(self) -> bool:
-        """Return whether the newest step outlives each host and each slice."""
-        return self.step is not None and all(loss.steps_lost == 0 for loss in self.losses)
-
 
 class _Holder(NamedTuple):
     """The RAM of one process. ``slice_index``: None where it is not known."""
@@ -92,7 +92,13 @@ def report_survival(places: Places, peers: Sequence[str]) -> SurvivalReport:
     """
     survey = take_survey(places)
     run_id = survey.only_run(peers, "eckpt ls --survives")
-    survey, processes_of_peers, faults = _with_peers(survey, run_id, peers)
+    processes_of_peers: dict[str, int | None] = {}
+    faults: list[SurveyFault] = []
+    if peers:
+        progress = WorkProgress.until(time.monotonic() + places.timeout_s)
+        with peer_ram(survey, run_id, peers, "eckpt ls --survives", progress) as answers:
+            processes_of_peers = {peer.address: peer.process_index for peer in answers.asked}
+            survey, faults = with_folders(survey, answers.folders), answers.faults
     inventory = survey.inventory(run_id)
     holders = _holders_of(survey, run_id, processes_of_peers)
     if places.local_dirs or places.directory:  # else the survey only says that there is nothing
@@ -141,18 +147,6 @@ def report_survival(places: Places, peers: Sequence[str]) -> SurvivalReport:
     )
 
 
-def _with_peers(
-    survey: Survey, run_id: str, peers: Sequence[str]
-) -> tuple[Survey, dict[str, int | None], list[SurveyFault]]:
-    """Return the survey with the RAM of the peers, the process at each address, and faults."""
-    if not peers:
-        return survey, {}, []
-    progress = WorkProgress.until(time.monotonic() + survey.places.timeout_s)
-    with peer_ram(survey, run_id, peers, "eckpt ls --survives", progress) as others:
-        processes = {peer.address: peer.process_index for peer in others.asked}
-        return with_folders(survey, others.folders), processes, others.faults
-
-
 def _holders_of(
     survey: Survey, run_id: str, processes_of_peers: Mapping[str, int | None]
 ) -> list[_Holder]:
@@ -179,7 +173,10 @@ def _holders_of(
 
 
 def _host_name(address: str) -> str:
-    """Return the host of an address; each port of the loopback is a host of its own, for tests."""
+    """Return the host of an address; each port of the loopback counts as a host of its own.
+
+    Such ports lead through tunnels to the hosts, as those of ``kubectl port-forward`` do.
+    """
     plain = split_holder(address)[1]
     host, _ = parse_address(plain)
     try:
@@ -233,7 +230,8 @@ def run(args: argparse.Namespace) -> int:
         print_json(report)
     else:
         _print(report)
-    return GOOD if report.survives_any_one and not report.faults else BAD
+    outlives_each = report.step is not None and all(loss.steps_lost == 0 for loss in report.losses)
+    return GOOD if outlives_each and not report.faults else BAD
 
 
 def _print(report: SurvivalReport) -> None:
