@@ -76,6 +76,8 @@ class Judge:
         """Life -> hosts whose RAM has its record of what was rolled back."""
         self._conformance = Conformance(storage)
         self._found = oracle.Holdings()
+        self._stored_heads: set[str] = set()
+        """The life whose record of what was rolled back storage's log has."""
         self._expected: oracle.Save | None = None
         self._expected_in_storage: oracle.Save | None = None
         self._stored_before: frozenset[oracle.Save] = frozenset()
@@ -106,6 +108,7 @@ class Judge:
         in_reach = [] if _is_silent(life) else stored
         known = self._found.lives.union(name for name, _ in in_reach)
         self._lives.begin(number, known)
+        self._stored_heads = self._heads_of_log()
         logged = oracle.logged_lives(self._storage)
         self._expected = oracle.newest_complete(self._found, self._lives, in_reach, stored, logged)
         self._expected_in_storage = oracle.newest_complete(
@@ -148,6 +151,14 @@ class Judge:
                 self._dead.pop(save, None)  # the user has named it, so it counts again
         self._judge_ramdisks(life, seen)
         self._judge_left(life, next(iter(restored), None))
+
+    def _heads_of_log(self) -> set[str]:
+        """Return the life whose chain is in storage's log: it has rolled others back."""
+        heads = oracle.logged_heads(self._storage)
+        for head in heads:
+            self.tags.setdefault(life_of(head), self._number)
+        self._lives.binding |= heads
+        return heads
 
     def _survey(self, life: Life | None = None) -> oracle.Holdings:
         """Return what all hosts hold, or those of ``life``."""
@@ -196,7 +207,8 @@ class Judge:
     def _judge_step(self, restored: tuple[int, int] | None, from_storage: bool) -> None:
         tag, step = restored or (0, 0)
         saves = [(name, step) for name, its in self.tags.items() if its == tag]
-        heads = self._found.heads & self._lives.binding
+        every_head = self._found.heads | self._stored_heads
+        heads = every_head & self._lives.binding
         for killer in self._dead.get((tag, step), ()):
             is_bound = self._bound[killer] & set(self._life.hosts)
             is_on_another = any(self._lives.went_on_apart(s, killer, heads) for s in saves)
@@ -214,7 +226,9 @@ class Judge:
             raise Violation(f"nothing was restored, although {self._expected} is whole")
         if restored[1] < self._expected[1]:
             raise Violation(f"restored step {restored[1]}, although {self._expected} is whole")
-        if all(self._lives.is_rolled_back(save, self._found.heads) for save in saves):
+        # A life may or may not learn what slow storage has.
+        views = [every_head, *([self._found.heads] if _is_silent(self._life) else [])]
+        if all(self._lives.is_rolled_back(save, view) for save in saves for view in views):
             raise Violation(f"restored {saves}, which was rolled back")
 
     def _note_rolled_back(self, life: Life, seen: list[Seen]) -> None:
@@ -276,6 +290,7 @@ class Judge:
             self._judge_copies(life, every, [save for save in mine if save[1] >= complete])
 
     def _judge_stored(self, seen: list[Seen]) -> None:
+        self._heads_of_log()
         for path, data in storage.behaviour.created.items():
             is_there = os.path.exists(path) and path not in storage.behaviour.again
             if is_there and Path(path).read_bytes() != data:

@@ -218,12 +218,23 @@ def _is_stored(directory: Path, documents: Path, save: Save, tags: Tags, marker:
 
 def logged_lives(directory: Path) -> set[str]:
     """Return the incarnations that the newest version of the log names: its own and the head."""
+    version = _newest_version(directory)
+    return set() if version is None else {version["incarnation"], *logged_heads(directory)}
+
+
+def logged_heads(directory: Path) -> set[str]:
+    """Return the incarnation whose chain the newest version of the log has; none without one."""
+    version = _newest_version(directory)
+    chain = None if version is None else version.get("chain")
+    return set() if chain is None else {chain["head"]}
+
+
+def _newest_version(directory: Path) -> dict[str, Any] | None:
     for path in sorted(directory.glob("host_state/log/*.json"), reverse=True):
         document = load(path, "version")
         if document is not None:
-            chain = document["version"].get("chain")
-            return {document["version"]["incarnation"], *([] if chain is None else [chain["head"]])}
-    return set()
+            return document["version"]
+    return None
 
 
 def newest_complete(
