@@ -43,7 +43,7 @@ class NoChain:
     """The record of storage's lives, of a directory without steps."""
 
     writer = SimpleNamespace(table=None, has_seen=False, check=lambda: None)
-    timelines = SimpleNamespace(bind=lambda: None)
+    timelines = SimpleNamespace(bind=lambda: None, note_stored=lambda _: None)
 
     def begin(self, save: Any) -> None:
         pass

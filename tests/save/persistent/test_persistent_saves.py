@@ -102,7 +102,7 @@ class DirectPeers(Peers):
 
 
 QUIET = EventSink(None, process_index=0)
-NO_RAM: Any = SimpleNamespace(timeline=None)
+NO_RAM: Any = SimpleNamespace(timeline=None, note_stored=lambda _: None)
 
 
 class Job:
