@@ -60,7 +60,7 @@ class Resume:
         finally:
             parts.saver.ending.end_restore(self._restores)
         if restored is None or report is None:
-            parts.restore_parts.timelines.note_continuation()
+            parts.job.timelines.note_continuation()
             parts.saver.expect_steps_after(-1)
             if is_first:
                 parts.tell_begins_anew()
@@ -72,10 +72,10 @@ class Resume:
         self, name: str, state: PyTree, host_state: object, step: object, *, tensors_only: bool
     ) -> _Begun:
         """Return what this process restores, once no save is in progress. Tell of an error."""
-        parts, of_restore, ending = self._parts, self._parts.restore_parts, self._parts.saver.ending
+        parts, of_restore, ending = self._parts, self._parts.job, self._parts.saver.ending
         if parts.process[0] == 0 and (ended := parts.saver.announcements):
             # Whoever speaks in a round behind this name reads these announcements no more.
-            of_restore.series.add(ended)
+            of_restore.restores.add(ended)
         try:
             requested = wanted_step("restore", step)
             ending.wait_before_restore()
@@ -89,13 +89,13 @@ class Resume:
             ending.begin_restore()
         except Exception as error:
             ending.stop_announcing()  # else the others wait for the end of the leader's list
-            refuse(of_restore.coordinator, name, of_restore.series, error)
+            refuse(of_restore.coordinator, name, of_restore.restores, error)
             raise
         return _Begun(request, placement, value)
 
     def _run(self, name: str, begun: _Begun) -> tuple[RestoredState | None, RestoreReport | None]:
         """Restore, and settle with the others; return None twice where there was nothing."""
-        parts, of_restore, value = self._parts, self._parts.restore_parts, begun.value
+        parts, of_restore, value = self._parts, self._parts.job, begun.value
         reports: list[RestoreReport | None] = []
         started_s = time.monotonic()
         try:
@@ -116,7 +116,7 @@ class Resume:
                 settle,
                 parts.watch,
                 parts.config.time_limits.patience_s,
-                of_restore.series,
+                of_restore.restores,
             )
             if errors:
                 raise RestoreFailed("settle", "what RAM holds", errors)
@@ -132,13 +132,13 @@ class Resume:
         parts, save, incarnation = self._parts, restored.save, restored.incarnation
         # Not ``restored.tier``, which may differ between processes.
         tier: TierName = PERSISTENT if restored.is_loaded else LOCAL
-        parts.restore_parts.timelines.begin(save, incarnation, is_requested=is_requested)
+        parts.job.timelines.begin(save, incarnation, is_requested=is_requested)
         parts.saver.continue_from(save, incarnation, tier, leaves_newer=is_requested)
         parts.events.locate(incarnation=incarnation)
         if parts.preservation is not None:
             rejected = [passed.step for passed in restored.rejected if passed.tier == PERSISTENT]
             parts.preservation.mark_failed(rejected)
-        if (chain := parts.restore_parts.stored_chain) is not None:
+        if (chain := parts.job.stored_chain) is not None:
             chain.note_unreadable(p.step for p in restored.rejected if p.is_unreadable)
         parts.saver.expect_steps_after(save.step)
 

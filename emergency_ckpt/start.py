@@ -13,6 +13,7 @@ from typing import Any
 
 from emergency_ckpt.background import Failures
 from emergency_ckpt.cluster.coordination import connect, connect_start, own_address
+from emergency_ckpt.cluster.job import Job
 from emergency_ckpt.cluster.left_processes import LeftProcesses, have_left
 from emergency_ckpt.cluster.membership import (
     JobStart,
@@ -43,13 +44,12 @@ from emergency_ckpt.errors import (
 )
 from emergency_ckpt.events import EventSink
 from emergency_ckpt.observer import JobView, Observer, StepProgress
-from emergency_ckpt.restore.request import RestoreParts
 from emergency_ckpt.restore.steps import StepCatalog
 from emergency_ckpt.run_secret import own_secret
 from emergency_ckpt.save.local_save import LocalSaves
 from emergency_ckpt.save.persistent.retention import Preservation
 from emergency_ckpt.save.persistent.save import PersistentSaves
-from emergency_ckpt.save.save_work import SaverParts
+from emergency_ckpt.save.save_work import TierSaves
 from emergency_ckpt.save.saver import Saver
 from emergency_ckpt.save.value_checks import FiniteLeaves
 from emergency_ckpt.save.vote import Vote
@@ -110,7 +110,7 @@ class Opened:
     1. ``member``: the secret, the ramdisk, the server for peers, an incarnation for all; the leader
        inspects storage meanwhile.
     2. ``watch`` and ``left_processes``: notices of a preemption, processes that leave.
-    3. What saves (``saver``), restores (``restore_parts``) and lists ``steps``.
+    3. What saves (``saver``), restores (with ``job``) and lists ``steps``.
     4. All check what would show only at a loss or a save: ports, peers, storage (``_check``). Then
        the leader of a job that saves to storage claims the directory.
     5. ``observers`` of ``on_event`` meet the job.
@@ -201,7 +201,7 @@ class Opened:
     def note_orderly_end(self) -> None:
         """Record that nothing ended this life. Not collective; blocks for storage for a moment."""
         self.member.tier.note_orderly_end()
-        chain = self.restore_parts.stored_chain
+        chain = self.job.stored_chain
         if chain is not None and self.process[0] == 0:
             chain.note_orderly_end()
 
@@ -302,7 +302,7 @@ class Opened:
             keep_last_n=config.local_keep_last_n,
             finite=finite,
         )
-        self.restore_parts = RestoreParts(
+        self.job = job = Job(
             config=config,
             process=process,
             coordinator=member.coordinator,
@@ -311,34 +311,20 @@ class Opened:
             client=member.client,
             peers=member.peers,
             persistent=None if storage is None else storage.tier,
-            events=self.events,
             timelines=timelines,
             stored_chain=chain if self._saves_to_storage else None,
+            watch=self.watch,
+            events=self.events,
+            failures=self.failures,
+            progress=self.progress,
+            inspect=LostPeers(member.coordinator, member.peers).inspect,
             link=self.link,
+            buffers=self.buffers,
         )
-        self.saver = saver = Saver(
-            SaverParts(
-                config=config,
-                process=process,
-                buffers=self.buffers,
-                coordinator=member.coordinator,
-                tier=member.tier,
-                local=local,
-                persistent=stored,
-                preservation=self.preservation,
-                watch=self.watch,
-                timelines=timelines,
-                events=self.events,
-                progress=self.progress,
-                failures=self.failures,
-                finite=finite,
-                link=self.link,
-                inspect=LostPeers(member.coordinator, member.peers).inspect,
-            ),
-            member.incarnation,
-        )
+        saves = TierSaves(local, stored, self.preservation, finite)
+        self.saver = saver = Saver(job, saves, member.incarnation)
         self.steps = StepCatalog(
-            self.restore_parts,
+            job,
             (member.tier,) if storage is None else (member.tier, storage.tier),
             self.held_steps,
             saver.forget,

@@ -208,7 +208,7 @@ class RamBeside:
             _report_given_up(EventSink(*plain, process_index=jax.process_index()), "start", error)
             return
         if log is not None:
-            self._ram.steps.parts.events.on_close(log.close)
+            self._ram.steps.job.events.on_close(log.close)
         self.survey()
 
     @property
@@ -312,7 +312,7 @@ class RamBeside:
             cause = error.__cause__
             if isinstance(cause, LocalTierError) and not cause.retryable:
                 raise cause from error
-        leavers = leaving(ram.steps.parts.coordinator)
+        leavers = leaving(ram.steps.job.coordinator)
         if leavers:
             raise CheckpointError("save to", "RAM", "; ".join(list(leavers.values())[:4]))
 
@@ -353,8 +353,8 @@ class RamBeside:
         self._surveyed = local_steps = ram.steps.survey(()).local
         step = max(local_steps, default=None) if requested_step is None else requested_step
         kept = None if step is None or step not in local_steps else _kept(ram, step)
-        parts, name = ram.steps.parts, f"choice/{next(self._numbers)}"
-        may_remap = parts.config.host_state_remap is not None
+        job, name = ram.steps.job, f"choice/{next(self._numbers)}"
+        may_remap = job.config.host_state_remap is not None
 
         def rule(messages: Mapping[int, bytes]) -> bytes:
             unreadable = _ProcessView(_NONE, _NONE, None)
@@ -364,11 +364,11 @@ class RamBeside:
             )
 
         choice_round = Round(
-            parts.coordinator,
+            job.coordinator,
             name,
-            parts.config.time_limits.patience_s,
+            job.config.time_limits.patience_s,
             prompt=True,
-            series=parts.series,
+            series=job.restores,
         )
         own = msgspec.json.encode(
             _ProcessView(self._stored_for(requested_step), self._newest_stored(), kept)
@@ -387,9 +387,9 @@ class RamBeside:
         """Return the problems of all processes, the same on all; empty without. Collective."""
 
         def ask(ram: EmergencyCheckpointer) -> str:
-            parts, name = ram.steps.parts, f"problem/{next(self._numbers)}"
-            limit_s = parts.config.time_limits.patience_s
-            return agree(parts.coordinator, name, problem, limit_s, parts.series)
+            job, name = ram.steps.job, f"problem/{next(self._numbers)}"
+            limit_s = job.config.time_limits.patience_s
+            return agree(job.coordinator, name, problem, limit_s, job.restores)
 
         return self._attempt("agree beside", ask, problem)
 
@@ -459,7 +459,7 @@ class RamBeside:
         if self._left_behind is None:
             self._ram.go_on_after(CompleteSteps(tuple(sorted(steps))))
         seconds = time.monotonic() - self._restoring_since_s
-        self._ram.steps.parts.events.emit(
+        self._ram.steps.job.events.emit(
             "restore.stage", stage="loaded", step=int(step), tier=PERSISTENT, seconds=seconds
         )
 
@@ -557,7 +557,7 @@ class RamBeside:
         try:
             ram.stop(after_error=after_error)
         except Exception as error:  # noqa: BLE001 - of RAM: storage goes on
-            _report_given_up(ram.steps.parts.events, "stop", error)
+            _report_given_up(ram.steps.job.events, "stop", error)
 
     def _attempt(
         self, operation: str, act: Callable[[EmergencyCheckpointer], T], otherwise: T
@@ -576,7 +576,7 @@ class RamBeside:
         ram, self._ram, self._newest = self._ram, None, None
         if ram is None:
             return
-        _report_given_up(ram.steps.parts.events, operation, error)
+        _report_given_up(ram.steps.job.events, operation, error)
         try:
             ram.stop(_STOP_TIMEOUT_S, after_error=True)
         except Exception as failure:  # noqa: BLE001 - as above
@@ -608,7 +608,7 @@ def _metadata(metrics: Any, custom_metadata: Any) -> dict[str, Any]:
 
 
 def _tell_left_out(ram: EmergencyCheckpointer, step: int, reason: str) -> None:
-    ram.steps.parts.events.emit("save.skipped", step=step, tier=LOCAL, cause="unfit", reason=reason)
+    ram.steps.job.events.emit("save.skipped", step=step, tier=LOCAL, cause="unfit", reason=reason)
 
 
 def _kept(ram: EmergencyCheckpointer, step: int) -> Kept | None:

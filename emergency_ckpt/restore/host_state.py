@@ -8,6 +8,7 @@ from concurrent.futures import Future
 from absl import logging
 
 from emergency_ckpt.background import run_in_thread
+from emergency_ckpt.cluster.job import Job
 from emergency_ckpt.cluster.shard_source import ProcessHoldings, holder_name
 from emergency_ckpt.core.restore.inventory import Quarantined
 from emergency_ckpt.core.restore.plan_types import HostStateFetch
@@ -18,7 +19,6 @@ from emergency_ckpt.errors import (
     NotHeld,
 )
 from emergency_ckpt.restore.holders import HolderCalls
-from emergency_ckpt.restore.request import RestoreParts
 from emergency_ckpt.restore.room import RestoreRoom
 from emergency_ckpt.restore.shards import CopiesFailed
 from emergency_ckpt.state import host_state as host_states
@@ -95,8 +95,8 @@ class HostStateRestore:
       restored: the value as restored; None where there was none.
     """
 
-    def __init__(self, parts: RestoreParts, value: object, buddies: Sequence[int]) -> None:
-        self._parts = parts
+    def __init__(self, job: Job, value: object, buddies: Sequence[int]) -> None:
+        self._job = job
         self._value = value
         self._buddies = buddies
         self._before = host_states.capture(value)
@@ -111,23 +111,23 @@ class HostStateRestore:
 
     def apply(self, save: SaveId, documents: Sequence[host_states.HostStateDocument]) -> None:
         """Send this process's document of ``save`` to the buddies, and apply it to the value."""
-        parts = self._parts
+        job = self._job
         # The step is complete, whatever the end of this attempt: a copy of it does no harm.
-        data = parts.holdings.host_state_bytes(save, *parts.process)
+        data = job.holdings.host_state_bytes(save, *job.process)
         if data is not None and self._buddies:
             self._pushed = run_in_thread("eckpt-push", lambda: self._push(save, data))
         if self._value is not None:
             self._moved = True
-            remap = parts.config.host_state_remap
-            self.restored = apply_host_state(self._value, documents, remap, parts.process)
+            remap = job.config.host_state_remap
+            self.restored = apply_host_state(self._value, documents, remap, job.process)
 
     def _push(self, save: SaveId, data: bytes) -> None:
         for buddy in self._buddies:
             try:
-                self._parts.peers.push_host_state(buddy, save, data)
+                self._job.peers.push_host_state(buddy, save, data)
             except CheckpointError as error:
                 # The restore does not fail; until the next save there is one copy less.
-                self._parts.events.emit(
+                self._job.events.emit(
                     "restore.peer_unreachable",
                     role="buddy",
                     peer=holder_name(buddy),
@@ -153,7 +153,7 @@ class HostStateRestore:
                 host_states.apply(self._value, self._before)
             except HostStateError as error:
                 text = f"the host state is not what it was before the restore: {error}"
-                self._parts.events.emit("restore.note", text=text)
+                self._job.events.emit("restore.note", text=text)
 
 
 def apply_host_state(

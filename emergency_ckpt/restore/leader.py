@@ -22,6 +22,7 @@ import msgspec
 from absl import logging
 
 from emergency_ckpt.background import no_garbage_collection
+from emergency_ckpt.cluster.job import Job
 from emergency_ckpt.cluster.timelines import told_of_wait
 from emergency_ckpt.core.restore.divergence import Divergence, divergences
 from emergency_ckpt.core.restore.inventory import (
@@ -46,7 +47,7 @@ from emergency_ckpt.restore.holders import (
     ManifestReads,
     passed_over_unread,
 )
-from emergency_ckpt.restore.request import CompleteSteps, RestoreParts, RestoreRequest
+from emergency_ckpt.restore.request import CompleteSteps, RestoreRequest
 from emergency_ckpt.restore.rounds import (
     AllDone,
     Answer,
@@ -88,23 +89,23 @@ class RestoreLeader:
 
     def __init__(
         self,
-        parts: RestoreParts,
+        job: Job,
         request: RestoreRequest,
         targets: Mapping[int, TargetSet],
         calls: HolderCalls,
         end_s: float,
     ) -> None:
         """``targets``: the shards that each process needs. ``end_s``: of ``time.monotonic``."""
-        self._parts = parts
-        self._persistent = parts.persistent
-        self._events = parts.events
+        self._job = job
+        self._persistent = job.persistent
+        self._events = job.events
         self._requested_step = request.requested_step
         self._targets = targets
         self._leaves = request.tree.wanted
-        self._limits = parts.config.time_limits
+        self._limits = job.config.time_limits
         self._end_s = end_s
         self._progress = calls.progress
-        self._manifests = ManifestReads(parts.holdings, calls)
+        self._manifests = ManifestReads(job.holdings, calls)
         self._inventory = Inventory((), {})
         self._wants_host_state = False
         self._leaves_out = request.tensors_only  # no warning is due, or it was given
@@ -308,7 +309,7 @@ class RestoreLeader:
                 self._targets,
                 self._leaves,
                 requested_step=requested_step,
-                host_state_remap=self._parts.config.host_state_remap is not None,
+                host_state_remap=self._job.config.host_state_remap is not None,
                 needs_host_state=self._wants_host_state,
                 takes_rolled_back=takes_rolled_back,
             )
@@ -318,7 +319,7 @@ class RestoreLeader:
         save = answer.save
         if save is None:
             incarnation = self._stored[answer.step].incarnation
-            save = SaveId(answer.step, incarnation, self._parts.config.run_name)
+            save = SaveId(answer.step, incarnation, self._job.config.run_name)
         suspect = RestoredSave(save, self._lives_from(save))
         is_known = self._requested_step is not None or save in self._reported_suspects
         if is_known or suspect.lives < MANY_LIVES:
@@ -494,7 +495,7 @@ class RestoreLeader:
         storage is all.
         """
         left_s = self._end_s - time.monotonic()
-        limit_s = min(self._parts.config.start_timeout_s / 2, left_s / 2)
+        limit_s = min(self._job.config.start_timeout_s / 2, left_s / 2)
         if is_brief:
             limit_s = min(LISTING_TIMEOUT_S, left_s / 8)
         deadline_s = time.monotonic() + limit_s
@@ -640,7 +641,7 @@ class RestoreLeader:
             arrays,
             self._targets,
             self._leaves,
-            self._parts.config.run_name,
+            self._job.config.run_name,
             wants_host_state=self._wants_host_state,
         )
 

@@ -1,4 +1,4 @@
-"""The parts, the request, the report and the result of a restore on one process."""
+"""The request, the report and the result of a restore on one process."""
 
 from __future__ import annotations
 
@@ -6,12 +6,7 @@ import dataclasses
 
 import msgspec
 
-from emergency_ckpt.cluster.coordination import Coordinator
-from emergency_ckpt.cluster.peers import Peers
-from emergency_ckpt.cluster.round import Series
 from emergency_ckpt.cluster.shard_source import ProcessHoldings
-from emergency_ckpt.cluster.timelines import StoredChain, Timelines
-from emergency_ckpt.config import Config
 from emergency_ckpt.core.placement import RetainedShards
 from emergency_ckpt.core.restore.inventory import HolderInventory
 from emergency_ckpt.core.restore.plan_types import NoPlan, Rejection
@@ -25,41 +20,12 @@ from emergency_ckpt.errors import (
     StepNotFound,
     Unrecoverable,
 )
-from emergency_ckpt.events import EventSink
-from emergency_ckpt.ram.tier import LocalTier
-from emergency_ckpt.state.link import Link, LinkFacts
+from emergency_ckpt.state.link import LinkFacts
 from emergency_ckpt.state.tree import BoxTable, PyTree, StateTree
-from emergency_ckpt.storage.tier import PersistentTier
-from emergency_ckpt.transfer.client import TransferClient
 from emergency_ckpt.types import SaveId, TierName
 
 _MOST_SETS = 64
 """A state on a mesh has some four sets a process; with more, the leader reads the manifests."""
-
-
-@dataclasses.dataclass(frozen=True)
-class RestoreParts:
-    """Parts that every restore of one checkpointer works with.
-
-    Attributes:
-      process: (index of this process, number of processes).
-      stored_chain: None in a job that does not save to storage.
-      series: the rounds of all its restores.
-    """
-
-    config: Config
-    process: tuple[int, int]
-    coordinator: Coordinator
-    tier: LocalTier
-    holdings: ProcessHoldings
-    client: TransferClient
-    peers: Peers
-    persistent: PersistentTier | None
-    events: EventSink
-    timelines: Timelines
-    stored_chain: StoredChain | None
-    link: Link
-    series: Series = dataclasses.field(default_factory=Series)
 
 
 @dataclasses.dataclass(frozen=True)

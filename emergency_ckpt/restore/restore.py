@@ -29,6 +29,7 @@ from typing import TypeVar
 from absl import logging
 
 from emergency_ckpt.cluster.beats import Beats
+from emergency_ckpt.cluster.job import Job
 from emergency_ckpt.core.restore.inventory import RestoredSave
 from emergency_ckpt.core.restore.plan_types import Copies, NoPlan, Rejection, RestorePlan
 from emergency_ckpt.core.wording import TIER_WORDS
@@ -38,7 +39,6 @@ from emergency_ckpt.restore.host_state import HostStateRestore, fetch_documents
 from emergency_ckpt.restore.leader import RestoreLeader
 from emergency_ckpt.restore.request import (
     RestoredState,
-    RestoreParts,
     RestoreReport,
     RestoreRequest,
     described,
@@ -71,48 +71,46 @@ class Restore:
 
     def __init__(
         self,
-        parts: RestoreParts,
+        job: Job,
         request: RestoreRequest,
         name: str,
         *,
         host_state: HostStateRestore,
     ) -> None:
-        self._parts = parts
+        self._job = job
         self._request = request
         self._host_state = host_state
-        self._me, count = parts.process
-        limits = parts.config.time_limits
+        self._me, count = job.process
+        limits = job.config.time_limits
         end_s = time.monotonic() + limits.total_s
         self._progress = WorkProgress(limits)
         self._beats = Beats(
-            parts.coordinator,
+            job.coordinator,
             f"{name}/beats",
             self._progress,
             limits,
-            lambda fields: parts.events.emit("restore.progress", **fields),
+            lambda fields: job.events.emit("restore.progress", **fields),
             is_leader=self._me == 0,
         )
-        self._calls = HolderCalls(parts.client, parts.events, self._progress)
+        self._calls = HolderCalls(job.client, job.events, self._progress)
         boxes = BoxTable(request.tree, count)
         self._targets = boxes.shards_of(self._me)
         self._boxes = boxes
         leader: RestoreLeader | None = None
         if self._me == 0:
-            leader = RestoreLeader(parts, request, boxes.targets(), self._calls, end_s)
+            leader = RestoreLeader(job, request, boxes.targets(), self._calls, end_s)
         # Nothing here refers to this object: a cycle would keep the state until it is collected.
         self._rounds = RestoreRounds(
-            parts.coordinator,
+            job.coordinator,
             name,
-            parts.series,
+            job.restores,
             request.tree.wanted,
             leader,
             deadline_s=end_s,
             step=request.requested_step,
             check=self._beats.check,
         )
-        self._room = RestoreRoom(
-            parts.tier, "this job only reads" if parts.config.only_reads else ""
-        )
+        self._room = RestoreRoom(job.tier, "this job only reads" if job.config.only_reads else "")
         self._spent_s: dict[str, float] = dict.fromkeys(_PHASES, 0.0)
         self._loading: int | None = None  # the newest plan's step to be loaded into RAM
         self._loaded_bytes = 0  # read by this process, also of steps that failed on another
@@ -131,17 +129,17 @@ class Restore:
             with self._beats:
                 return self._run()
         finally:
-            self._parts.holdings.end_loaded()
+            self._job.holdings.end_loaded()
             # Deleted once all are in the next round, and so read these beats no more.
             if self._me == 0:
-                self._parts.series.add(self._beats.name)
+                self._job.restores.add(self._beats.name)
             spent = {f"{name}_seconds": seconds for name, seconds in self._spent_s.items()}
-            self._parts.events.emit("restore.phases", **spent)
+            self._job.events.emit("restore.phases", **spent)
 
     def _run(self) -> RestoredState | None:
         with self._phase("plan"):
             answer = self._rounds.hold(self._report())
-        self._beats.all_came(range(self._parts.process[1]))
+        self._beats.all_came(range(self._job.process[1]))
         restored: RestoredState | None = None
         while True:
             match answer:
@@ -151,14 +149,14 @@ class Restore:
                     restored, answer = self._on_all(answer, self._restore)
                 case NoPlan():
                     for note in answer.notes:
-                        self._parts.events.emit("restore.note", text=note)
+                        self._job.events.emit("restore.note", text=note)
                     self._report_rejected(answer.rejected)
                     if answer.kind != "nothing":
-                        raise no_plan_error(answer, f"run {self._parts.config.run_name!r}")
+                        raise no_plan_error(answer, f"run {self._job.config.run_name!r}")
                     return None
                 case AllDone():
                     assert restored is not None, "every process has its part"
-                    self._parts.tier.note_incarnation(answer.incarnation)
+                    self._job.tier.note_incarnation(answer.incarnation)
                     return dataclasses.replace(
                         restored, incarnation=answer.incarnation, all_kept=answer.all_kept
                     )
@@ -166,8 +164,8 @@ class Restore:
     # 1 and 2: report, choose.
 
     def _report(self) -> Row:
-        tier = self._parts.tier
-        inventory, needs = described(self._parts.holdings, self._boxes)
+        tier = self._job.tier
+        inventory, needs = described(self._job.holdings, self._boxes)
         return self._rounds.report(
             inventory,
             needs=needs,
@@ -179,14 +177,14 @@ class Restore:
     def _report_plan(self, plan: RestorePlan | LoadPlan, tier: TierName) -> None:
         if plan.step == self._loading:
             return  # the plan to load the step was reported
-        self._parts.events.emit(
+        self._job.events.emit(
             "restore.stage", stage="planned", step=plan.step, tier=tier, rejected=len(plan.rejected)
         )
         self._report_rejected(plan.rejected)
 
     def _report_rejected(self, rejected: Sequence[Rejection]) -> None:
         for rejection in rejected:
-            self._parts.events.emit(
+            self._job.events.emit(
                 "restore.rejected",
                 step=rejection.step,
                 tier=rejection.tier,
@@ -197,14 +195,14 @@ class Restore:
 
     def _load(self, plan: LoadPlan) -> Row:
         """Read this process's part of a persistent step; return this process's new report."""
-        parts, now_s = self._parts, time.monotonic()
+        job, now_s = self._job, time.monotonic()
         self._report_plan(plan, PERSISTENT)
         self._loading = plan.step
-        parts.holdings.end_loaded()
-        assert parts.persistent is not None, "only a checkpointer with a directory plans for it"
+        job.holdings.end_loaded()
+        assert job.persistent is not None, "only a checkpointer with a directory plans for it"
         load = StorageLoad(
-            parts.tier,
-            parts.persistent,
+            job.tier,
+            job.persistent,
             plan,
             me=self._me,
             leaves=[leaf.spec for leaf in self._request.tree.leaves],
@@ -214,9 +212,9 @@ class Restore:
             room=self._room,
         )
         with self._phase("load"):
-            parts.holdings.loaded = load.read()
+            job.holdings.loaded = load.read()
         self._loaded_bytes += load.nbytes
-        parts.events.emit(
+        job.events.emit(
             "restore.stage",
             stage="loaded",
             step=plan.step,
@@ -229,23 +227,23 @@ class Restore:
 
     def _restore(self, plan: RestorePlan) -> RestoredState:
         """Bring this process's part of a step in RAM onto its devices, and apply its host state."""
-        parts, save = self._parts, plan.save
+        job, save = self._job, plan.save
         assert save is not None, "a persistent step is loaded into RAM first"
-        copies, loaded = plan.copies.get(self._me, Copies()), parts.holdings.loaded
+        copies, loaded = plan.copies.get(self._me, Copies()), job.holdings.loaded
         if loaded is not None and loaded.contents.save != save:
-            parts.holdings.end_loaded()  # another step is restored
+            job.holdings.end_loaded()  # another step is restored
         self._report_plan(plan, LOCAL)
-        parts.tier.protect([copy.save for copy in parts.tier.held()[0]])
+        job.tier.protect([copy.save for copy in job.tier.held()[0]])
         shards = ShardCollection(
-            parts.tier,
+            job.tier,
             save=save,
-            me=parts.holdings.name,
+            me=job.holdings.name,
             targets=self._targets,
             retained=self._request.retained,
             calls=self._calls,
             room=self._room,
             addresses=plan.addresses,
-            loaded=parts.holdings.loaded,
+            loaded=job.holdings.loaded,
             expendable=passed_over(save, plan.rejected) - {save},
         )
         with self._phase("shards"):
@@ -258,15 +256,15 @@ class Restore:
             tally.persistent, tier = self._loaded_bytes, PERSISTENT
         with self._phase("host_state"):
             documents = fetch_documents(
-                parts.holdings,
+                job.holdings,
                 self._calls,
                 self._room,
                 plan.every_host_state or copies.host_states,
                 plan.addresses,
                 save,
                 plan.host_state_count or 0,
-                parts.holdings.name,
-                parts.process,
+                job.holdings.name,
+                job.process,
             )
             self._host_state.apply(save, documents)
         return RestoredState(
@@ -293,9 +291,9 @@ class Restore:
                 collected.bytes_of,
                 arrivals,
                 collected.dtype_of,
-                self._parts.link.write,
+                self._job.link.write,
             )
-        events, tally = self._parts.events, shards.tally
+        events, tally = self._job.events, shards.tally
         events.emit(
             "restore.stage",
             stage="fetched",
@@ -343,22 +341,22 @@ class Restore:
         Not collective: the caller must report an error to all processes, and no process may train
         before all have settled. ``started_s``: when the caller asked for the restore.
         """
-        parts = self._parts
+        job = self._job
         if restored is None:
             # Leftovers of saves that never became complete must not mix with later saves.
-            parts.tier.invalidate_newer(SaveId(-1, "", parts.config.run_name))
-            parts.events.emit("restore.nothing")
+            job.tier.invalidate_newer(SaveId(-1, "", job.config.run_name))
+            job.events.emit("restore.nothing")
             return None
         # No leftover may look newer than the newest complete step. After a restore of a requested
         # step, newer steps count until the next save.
         if self._request.requested_step is None:
-            parts.tier.invalidate_newer(restored.save, restored.timeline)
+            job.tier.invalidate_newer(restored.save, restored.timeline)
         if restored.gathered is not None and restored.all_kept:
             # A process without room for its part would need these slots again in the next life.
-            parts.tier.keep_only(restored.save, restored.gathered)
-        parts.timelines.learn(restored.timeline, restored.save)
+            job.tier.keep_only(restored.save, restored.gathered)
+        job.timelines.learn(restored.timeline, restored.save)
         # Lives without a save are suspect only in a job that saves: others do not count theirs.
-        self._note_complete(restored, restored.lives + 1 if parts.config.save_plans() else 0)
+        self._note_complete(restored, restored.lives + 1 if job.config.save_plans() else 0)
         self._host_state.finish()
         return self._finished(restored, started_s)
 
@@ -369,17 +367,17 @@ class Restore:
         record, which only distinguishes a loss of everything from a fresh start. A ramdisk that
         others have filled must not prevent a restore from RAM.
         """
-        parts, save = self._parts, restored.save
-        if self._me == 0 and parts.stored_chain is not None:
+        job, save = self._job, restored.save
+        if self._me == 0 and job.stored_chain is not None:
             if restored.is_loaded:  # after a restore from RAM the ledgers in RAM are enough
-                parts.stored_chain.note_lives_soon(RestoredSave(save, lives))
-            parts.stored_chain.began_from = save
+                job.stored_chain.note_lives_soon(RestoredSave(save, lives))
+            job.stored_chain.began_from = save
         try:
-            parts.tier.note_complete(save, lives=lives)
+            job.tier.note_complete(save, lives=lives)
         except (CheckpointError, OSError) as error:
             text = f"step {save.step} is not on record as complete: {error}"
             logging.warning("%s", text)
-            parts.events.emit("restore.note", text=text)
+            job.events.emit("restore.note", text=text)
 
     def _finished(self, restored: RestoredState, started_s: float) -> RestoreReport:
         tally = restored.tally
@@ -392,9 +390,9 @@ class Restore:
             bytes_persistent=tally.persistent,
             host_state=self._host_state.restored,
             rejected=restored.rejected,
-            link=self._parts.link.facts,
+            link=self._job.link.facts,
         )
-        self._parts.events.emit(
+        self._job.events.emit(
             "restore.finished",
             step=report.step,
             tier=report.tier,

@@ -18,6 +18,7 @@ from emergency_ckpt.cluster.coordination import (
     joined_errors,
     run_and_report,
 )
+from emergency_ckpt.cluster.job import Job
 from emergency_ckpt.cluster.round import Round, Series, agree
 from emergency_ckpt.core.save.save_rules import step_number
 from emergency_ckpt.core.wording import valid_text
@@ -32,7 +33,6 @@ from emergency_ckpt.restore.holders import HolderCalls
 from emergency_ckpt.restore.leader import LISTING_TIMEOUT_S, RestoreLeader
 from emergency_ckpt.restore.request import (
     CompleteSteps,
-    RestoreParts,
     RestoreRequest,
     described,
 )
@@ -89,7 +89,7 @@ class StepCatalog:
       series: the rounds of surveys, removals and inspections.
     """
 
-    parts: RestoreParts
+    job: Job
     tiers: tuple[Tier, ...]
     removals_held: Callable[[], AbstractContextManager[object]]
     forget: Callable[[int], None]
@@ -106,7 +106,7 @@ class StepCatalog:
         """
         steps: set[int] = set()
         failures: list[PersistentTierError | CorruptData] = []
-        rejection_reason = self.parts.timelines.rejection_reason
+        rejection_reason = self.job.timelines.rejection_reason
         for tier in self.tiers:
             try:
                 saves = tier.complete_steps(time.monotonic() + LISTING_TIMEOUT_S)
@@ -118,7 +118,7 @@ class StepCatalog:
             if not steps:
                 raise error
             text = f"a tier cannot be listed, others have {sorted(steps)}: {error}"
-            self.parts.events.emit("persistent.problem", cause="unreachable", reason=text[:500])
+            self.job.events.emit("persistent.problem", cause="unreachable", reason=text[:500])
         return sorted(steps)
 
     def survey(self, state: PyTree) -> CompleteSteps:
@@ -132,34 +132,34 @@ class StepCatalog:
           HolderUnreachable: a manifest of some process cannot be read.
           RestoreFailed, DeadlineExceeded: a process failed or did not come.
         """
-        parts, name = self.parts, self._next_name("survey")
+        job, name = self.job, self._next_name("survey")
         tree = describe(state, "survey")
-        limits = parts.config.time_limits
+        limits = job.config.time_limits
         end_s = time.monotonic() + limits.patience_s
         request = RestoreRequest(tree, state, None, wants_host_state=True, retained=None)
         leader: RestoreLeader | None = None
-        boxes = BoxTable(tree, parts.coordinator.process_count)
-        if parts.coordinator.process_index == 0:
+        boxes = BoxTable(tree, job.coordinator.process_count)
+        if job.coordinator.process_index == 0:
             # Ends before the others stop waiting for its outcome.
             progress = WorkProgress.until(end_s - limits.patience_s / 10)
-            calls = HolderCalls(parts.client, parts.events, progress)
-            leader = RestoreLeader(parts, request, boxes.targets(), calls, end_s)
+            calls = HolderCalls(job.client, job.events, progress)
+            leader = RestoreLeader(job, request, boxes.targets(), calls, end_s)
         rounds = RestoreRounds(
-            parts.coordinator,
+            job.coordinator,
             name,
             self.series,
             tree.wanted,
             leader,
             deadline_s=end_s,
         )
-        (inventory, needs), damaged = described(parts.holdings, boxes), parts.tier.damaged()
+        (inventory, needs), damaged = described(job.holdings, boxes), job.tier.damaged()
         return rounds.survey(
             rounds.report(inventory, needs=needs, wants_host_state=True, damaged=damaged)
         )
 
     def ramdisks_intact(self) -> bool:
         """Return whether every process still has its directory in RAM. Collective."""
-        own = "" if self.parts.tier.is_intact() else "lost"
+        own = "" if self.job.tier.is_intact() else "lost"
         return not self._agree(self._next_name("intact"), own)
 
     def remove(self, step: int) -> None:
@@ -173,7 +173,7 @@ class StepCatalog:
           InvalidState: ``step`` is not the number of a step.
         """
         step = step_number("remove", step)
-        if self.parts.config.only_reads:
+        if self.job.config.only_reads:
             problem = "this checkpointer only reads: local_save_every and save_every are 0"
             raise CheckpointError("remove", f"step {step}", problem)
         name = self._next_name("remove")
@@ -216,8 +216,8 @@ class StepCatalog:
             best = max((row.best for row in ranked.values() if row.best), default=None)
             return msgspec.json.encode(Ranked(best, error))
 
-        timeout_s = self.parts.config.time_limits.patience_s
-        best_round = Round(self.parts.coordinator, name, timeout_s, prompt=True, series=self.series)
+        timeout_s = self.job.config.time_limits.patience_s
+        best_round = Round(self.job.coordinator, name, timeout_s, prompt=True, series=self.series)
         data = best_round.hold(msgspec.json.encode(own), best_round.when_all(highest))
         return decode_message(data, Ranked, f"{name}.told")
 
@@ -228,8 +228,8 @@ class StepCatalog:
         return name
 
     def _agree(self, name: str, error: str) -> str:
-        timeout_s = self.parts.config.time_limits.patience_s
-        return agree(self.parts.coordinator, name, error, timeout_s, self.series)
+        timeout_s = self.job.config.time_limits.patience_s
+        return agree(self.job.coordinator, name, error, timeout_s, self.series)
 
     def _remove(self, step: int) -> None:
         for tier in reversed(self.tiers):  # after a failure in storage, RAM keeps the step
@@ -255,11 +255,11 @@ class StepCatalog:
                 if not readers:
                     raise
                 text = f"step {step} is in RAM, without what storage has of it: {error}"
-                self.parts.events.emit("persistent.problem", cause="unreachable", reason=text[:500])
+                self.job.events.emit("persistent.problem", cause="unreachable", reason=text[:500])
         if not readers:
             raise StepNotFound("describe", f"step {step}", "it is in no tier at hand") from missing
         (name, reader), (_, last) = readers[0], readers[-1]
-        me = self.parts.coordinator.process_index
+        me = self.job.coordinator.process_index
         documents = sorted(reader.documents(), key=lambda document: document.held.owner != me)
         value = _first_intact(reader, documents)
         leaves = tuple(reader.leaves.values())

@@ -27,6 +27,7 @@ from absl import logging
 
 from emergency_ckpt.background import chain, closing, join
 from emergency_ckpt.cluster.coordination import decode_message
+from emergency_ckpt.cluster.job import Job
 from emergency_ckpt.cluster.left_processes import LeftProcesses
 from emergency_ckpt.cluster.process_placement import ProcessPlacement, ram_writers
 from emergency_ckpt.cluster.round import Cell, leave_together
@@ -51,7 +52,7 @@ from emergency_ckpt.save.announcements import DueSaves
 from emergency_ckpt.save.local_save import SaveResult
 from emergency_ckpt.save.persistent.capture import PublishedCapture
 from emergency_ckpt.save.persistent.save import PersistentSave, PersistentSaves
-from emergency_ckpt.save.save_work import SavedSteps, SaverParts, SaveWork
+from emergency_ckpt.save.save_work import SavedSteps, SaveWork, TierSaves
 from emergency_ckpt.save.schedule import TierSchedule
 from emergency_ckpt.state.host_state import HostStateDocument, decode_of
 from emergency_ckpt.storage.calls import release_workers
@@ -92,14 +93,15 @@ class Ending:
 
     def __init__(
         self,
-        parts: SaverParts,
+        job: Job,
+        saves: TierSaves,
         schedules: Mapping[TierName, TierSchedule],
         saved: SavedSteps,
         work: SaveWork,
         due: DueSaves,
         entry: threading.RLock,
     ) -> None:
-        self._parts = parts
+        self._job, self._saves = job, saves
         self._schedules = schedules
         self._saved = saved
         self._work = work
@@ -110,8 +112,8 @@ class Ending:
         self.is_past_notice = False
         self._left = self._heard_at_end = False
         self._newest: LastStep | None = None
-        if parts.persistent is not None and PERSISTENT in schedules:
-            self._newest = LastStep(parts, parts.persistent, schedules[PERSISTENT], saved)
+        if saves.persistent is not None and PERSISTENT in schedules:
+            self._newest = LastStep(job, saves, saves.persistent, schedules[PERSISTENT], saved)
         self._done_for_notice = set[Overdue]()
         self._telling = threading.Lock()
         self._closing = threading.Event()
@@ -126,7 +128,7 @@ class Ending:
 
         The grace period of a notice that did not end the job limits no wait.
         """
-        return None if self.is_past_notice else self._parts.watch.sync_step
+        return None if self.is_past_notice else self._job.watch.sync_step
 
     def begin_restore(self) -> None:
         """Announce no more steps, before a restore; wait for the saves in progress."""
@@ -136,7 +138,7 @@ class Ending:
             self.is_restoring = True
         self.stop_announcing()
         for schedule in self._schedules.values():  # of a save that began in another thread
-            schedule.worker.wait_idle(self._parts.config.longest_wait_s)
+            schedule.worker.wait_idle(self._job.config.longest_wait_s)
 
     def stop_announcing(self) -> None:
         """Announce no more steps until ``end_restore``. Blocks for the leader. Idempotent."""
@@ -155,10 +157,10 @@ class Ending:
 
     def wait_until_finished(self, timeout_s: float | None = None) -> None:
         """As ``EmergencyCheckpointer.wait_until_finished``."""
-        with self._parts.progress.inside("wait_until_finished", self._parts.config.longest_wait_s):
+        with self._job.progress.inside("wait_until_finished", self._job.config.longest_wait_s):
             deadline_s = self._deadline_s(timeout_s)
             self._wait_for_saves(deadline_s)
-            preservation = self._parts.preservation
+            preservation = self._saves.preservation
             if preservation is not None and self._ends_at is not None:
                 preservation.let_go()  # the save of the notice is there, and the time is short
             elif preservation is not None:
@@ -166,9 +168,9 @@ class Ending:
                 if not preservation.wait_idle(left_s):
                     target, problem = "the removal of old steps", "not done in time"
                     raise DeadlineExceeded("wait for", target, problem)
-            if self._parts.watch.sync_step is not None and not self._left:
+            if self._job.watch.sync_step is not None and not self._left:
                 self._left = True
-                leave_together(self._parts.coordinator, max(1.0, self._parts.watch.grace_left_s()))
+                leave_together(self._job.coordinator, max(1.0, self._job.watch.grace_left_s()))
 
     def wait_for_local(self, result: SaveResult | None, timeout_s: float | None = None) -> bool:
         """Wait for one save to RAM; return whether that is complete. As ``wait_until_finished``.
@@ -177,7 +179,7 @@ class Ending:
         """
         if result is None:
             return False
-        with self._parts.progress.inside("wait_until_finished", self._parts.config.longest_wait_s):
+        with self._job.progress.inside("wait_until_finished", self._job.config.longest_wait_s):
             if not result.wait(max(0.0, self._deadline_s(timeout_s) - time.monotonic())):
                 raise _not_ended(LOCAL)
         return result.is_complete
@@ -188,11 +190,11 @@ class Ending:
         Only process 0 removes steps: it must not keep the others waiting.
         """
         # A job that restores goes on after a notice.
-        self.is_past_notice = self._parts.watch.sync_step is not None
-        with self._parts.progress.inside("restore", self._parts.config.longest_wait_s):
+        self.is_past_notice = self._job.watch.sync_step is not None
+        with self._job.progress.inside("restore", self._job.config.longest_wait_s):
             self._wait_for_saves(self._deadline_s(None))
-        if self._parts.preservation is not None:
-            self._parts.preservation.let_go()
+        if self._saves.preservation is not None:
+            self._saves.preservation.let_go()
 
     def _wait_for_saves(self, deadline_s: float) -> None:
         for name, schedule in self._schedules.items():
@@ -204,19 +206,19 @@ class Ending:
 
     def _deadline_s(self, timeout_s: float | None) -> float:
         """Return the end of ``timeout_s`` (None: of the longest wait), or of a grace period."""
-        limit_s = self._parts.config.longest_wait_s if timeout_s is None else timeout_s
+        limit_s = self._job.config.longest_wait_s if timeout_s is None else timeout_s
         if self._ends_at is not None:
-            limit_s = min(limit_s, self._parts.watch.grace_left_s())
+            limit_s = min(limit_s, self._job.watch.grace_left_s())
         return time.monotonic() + limit_s
 
     def end_training(self, timeout_s: float | None = None) -> None:
         """Announce no more steps, and act on a notice that has come since the last step."""
         self._due.stop(min(_END_S, self._deadline_s(timeout_s) - time.monotonic()))
-        watch = self._parts.watch
+        watch = self._job.watch
         self._heard_at_end = watch.reached_at_end()
         if self._heard_at_end:
             left_s = watch.grace_left_s()
-            self._parts.events.emit("preemption.reached", step=watch.sync_step, grace_s=left_s)
+            self._job.events.emit("preemption.reached", step=watch.sync_step, grace_s=left_s)
 
     def store_newest(
         self, timeout_s: float | None, settle: Callable[[SaveId], None], *, goes_on: bool
@@ -243,26 +245,26 @@ class Ending:
             for schedule in self._schedules.values()
         )
         placement = self._work.placement if is_idle else None
-        decision = newest.agree(placement, deadline_s, self._parts.inspect)
+        decision = newest.agree(placement, deadline_s, self._job.inspect)
         if decision is not None and decision.stored is not None and placement is not None:
             settle(decision.stored)
             newest.begin(decision, placement)
 
     def warn_of_unstored(self) -> None:
         """After a normal end, warn if storage lacks the last step: RAM is lost with its hosts."""
-        persistent, newest = self._parts.persistent, self._newest
-        if persistent is None or newest is None or self._parts.process[0] != 0:
+        persistent, newest = self._saves.persistent, self._newest
+        if persistent is None or newest is None or self._job.process[0] != 0:
             return
         in_ram = max(self._saved.of(LOCAL), default=None)
         text = unstored_text(self.last_step, persistent.newest_listed(), in_ram, newest.reason)
         if text:
-            self._parts.events.emit("stop.not_saved", step=self.last_step, text=text)
+            self._job.events.emit("stop.not_saved", step=self.last_step, text=text)
 
     def stop(self, timeout_s: float | None = None) -> None:
         """Wait for the saves under way, at most for a notice's grace period; end all threads."""
         try:
             self.wait_until_finished(timeout_s)
-            step = self._parts.watch.sync_step
+            step = self._job.watch.sync_step
             if self._heard_at_end and step is not None:
                 why = f"the newest that is saved is {self._saved.newest()}"
                 for name in self._schedules:
@@ -270,7 +272,7 @@ class Ending:
                         self.say_not_written(name, step, why)
         finally:
             is_short = self._ends_at is not None
-            left_s = self._parts.watch.grace_left_s() if is_short else _STOP_TIMEOUT_S
+            left_s = self._job.watch.grace_left_s() if is_short else _STOP_TIMEOUT_S
             self.end_threads(min(_STOP_TIMEOUT_S, max(_LEAST_STOP_S, left_s)))
 
     def abandon(self, timeout_s: float) -> None:
@@ -279,7 +281,7 @@ class Ending:
         Where a notice is overdue, this bad end reports the missed notice.
         """
         self._end_watch()
-        since_s = self._parts.watch.overdue_s
+        since_s = self._job.watch.overdue_s
         if since_s is not None:
             self._tell_missed(since_s)
         deadline_s = time.monotonic() + timeout_s
@@ -293,11 +295,11 @@ class Ending:
         """End each thread after its present work, if that takes no longer than ``timeout_s``."""
         self._end_watch()
         self._due.stop()
-        if self._parts.persistent is not None:
-            self._parts.persistent.end_waits()
+        if self._saves.persistent is not None:
+            self._saves.persistent.end_waits()
         ended = [schedule.worker.stop(timeout_s) for schedule in self._schedules.values()]
-        if self._parts.preservation is not None:
-            ended.append(self._parts.preservation.stop(timeout_s))
+        if self._saves.preservation is not None:
+            ended.append(self._saves.preservation.stop(timeout_s))
         self._work.close()
         if not all(ended):
             # Storage may not answer for hours, and the interpreter's end would wait for its calls.
@@ -305,7 +307,7 @@ class Ending:
 
     def say_not_written(self, name: TierName, step: int, why: str) -> None:
         """Report that a tier does not have the step of a notice."""
-        self._parts.events.emit("preemption.missed", cause="not_written", step=step, tier=name)
+        self._job.events.emit("preemption.missed", cause="not_written", step=step, tier=name)
         logging.error("preempted: step %d is not in the %s tier, %s", step, name, why)
 
     # A notice on which the loop does not act in time.
@@ -316,7 +318,7 @@ class Ending:
         join(self._thread, _JOIN_S)
 
     def _watch_notice(self) -> None:
-        watch, grace_s = self._parts.watch, self._parts.config.preemption_grace_s
+        watch, grace_s = self._job.watch, self._job.config.preemption_grace_s
         pause_s = min(_LOOK_S, grace_s / 20)
         while watch.is_on and not self._closing.wait(pause_s):
             since_s = watch.overdue_s
@@ -338,8 +340,8 @@ class Ending:
 
         Nothing begins while ``save`` runs.
         """
-        newest, placement, watch = self._newest, self._work.placement, self._parts.watch
-        if newest is None or placement is None or not self._parts.config.saves_at_preemption:
+        newest, placement, watch = self._newest, self._work.placement, self._job.watch
+        if newest is None or placement is None or not self._job.config.saves_at_preemption:
             return
 
         def inspect() -> None:
@@ -362,7 +364,7 @@ class Ending:
             if "tell" in self._done_for_notice:
                 return
             self._done_for_notice.add("tell")
-        persistent = self._parts.persistent if self._newest is not None else None
+        persistent = self._saves.persistent if self._newest is not None else None
         listed = None if persistent is None else persistent.newest_listed()
         stored = [*self._saved.of(PERSISTENT), *([] if listed is None else [listed])]
         text = missed_text(
@@ -373,7 +375,7 @@ class Ending:
         )
         logging.error("%s", text)
         # An observer of this event may end the process.
-        self._parts.events.emit("preemption.missed", cause="no_save", text=text)
+        self._job.events.emit("preemption.missed", cause="no_save", text=text)
 
 
 class LastSave(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -423,16 +425,17 @@ class LastStep:
 
     def __init__(
         self,
-        parts: SaverParts,
+        job: Job,
+        saves: TierSaves,
         persistent: PersistentSaves,
         schedule: TierSchedule,
         saved: SavedSteps,
     ) -> None:
-        self._parts = parts
+        self._job, self._saves = job, saves
         self._persistent = persistent
         self._schedule = schedule
         self._saved = saved
-        self._me, self._count = parts.process
+        self._me, self._count = job.process
         self.reason = ""
 
     def agree(
@@ -451,13 +454,13 @@ class LastStep:
           goes_on: the loop has not ended, and may save again. Then a step of an earlier life, and a
             step that an earlier attempt may have sent to storage, are not written.
         """
-        parts, in_ram = self._parts, self._parts.local.complete
+        job, in_ram = self._job, self._saves.local.complete
         when = "overdue" if goes_on else "last"
-        cell = Cell(parts.coordinator, f"{when}/{self._saved.incarnation}")
+        cell = Cell(job.coordinator, f"{when}/{self._saved.incarnation}")
 
         def inspect_leader() -> str:
             inspect()
-            newest, left_processes = parts.local.complete, LeftProcesses(parts.coordinator)
+            newest, left_processes = self._saves.local.complete, LeftProcesses(job.coordinator)
             assert newest is not None, "else nothing is waited for"
             return left_processes.absent(PERSISTENT, newest, {0}).get(0, "")
 
@@ -473,7 +476,7 @@ class LastStep:
             else:
                 left_s = max(0.0, deadline_s - time.monotonic())
                 data = cell.wait(left_s, inspect_leader)
-                decision = decision_of(data, parts.config.run_name, self._count)
+                decision = decision_of(data, job.config.run_name, self._count)
         except CheckpointError as error:
             self.reason = str(error)
             return None
@@ -493,7 +496,7 @@ class LastStep:
             self._schedule.start(lambda: persistent.leave_out(stored, members, reason[:500]))
             return
         shards = placement.held if self._me in decision.holders else ()
-        capture = PublishedCapture(self._parts.tier, in_ram, placement.leaves, shards)
+        capture = PublishedCapture(self._job.tier, in_ram, placement.leaves, shards)
         metrics = decision.orbax.metrics
         job = PersistentSave(
             save=stored,
@@ -521,11 +524,11 @@ class LastStep:
         if placement is None:
             self.reason = "saves in progress have not ended in time"
             return LastSave()
-        complete, timelines = self._parts.local.complete, self._parts.timelines
+        complete, timelines = self._saves.local.complete, self._job.timelines
         writers, rejection = RamWriters(), ""
         if complete is not None:
             rejection = timelines.rejection_reason(complete.step, complete.incarnation)
-            writers = ram_writers(self._parts.config, placement)
+            writers = ram_writers(self._job.config, placement)
         save, self.reason = step_for_storage(
             complete,
             self._persistent.newest_listed(),
@@ -550,7 +553,7 @@ class LastStep:
 
     def _own_document(self, save: SaveId) -> HostStateDocument:
         """Return this process's host state of ``save``, from RAM. HostStateError, CorruptData."""
-        data = self._parts.tier.host_state_bytes(save, self._me, self._count)
+        data = self._job.tier.host_state_bytes(save, self._me, self._count)
         if data is None:
             problem = f"process {self._me} does not have its own in RAM"
             raise HostStateError("read", f"host state of step {save.step}", problem)

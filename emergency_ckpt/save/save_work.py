@@ -11,25 +11,18 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 
-from emergency_ckpt.background import Closeable, Failures, chain, no_garbage_collection
-from emergency_ckpt.cluster.coordination import Coordinator
-from emergency_ckpt.cluster.preemption import PreemptionWatch
+from emergency_ckpt.background import Closeable, chain, no_garbage_collection
+from emergency_ckpt.cluster.job import Job
 from emergency_ckpt.cluster.process_placement import (
     ProcessPlacement,
     copies_in_ram,
     place_process,
     single_copy_text,
 )
-from emergency_ckpt.cluster.timelines import Timelines
-from emergency_ckpt.config import Config
 from emergency_ckpt.config.policies import plan_text
-from emergency_ckpt.core.save.snapshot_plan import Buffers
 from emergency_ckpt.core.shard_layout import Layout, lay_out, shard_nbytes
 from emergency_ckpt.errors import InvalidState
-from emergency_ckpt.events import EventSink
-from emergency_ckpt.observer import StepProgress
 from emergency_ckpt.ram.slot_choice import slots_for
-from emergency_ckpt.ram.tier import LocalTier
 from emergency_ckpt.save.local_save import LocalSave, LocalSaves, SaveResult
 from emergency_ckpt.save.persistent.capture import ScratchArea, SlotCapture, StorageCapture
 from emergency_ckpt.save.persistent.retention import Preservation
@@ -38,7 +31,6 @@ from emergency_ckpt.save.schedule import TierSchedule
 from emergency_ckpt.save.value_checks import FiniteLeaves
 from emergency_ckpt.state import host_state as host_states
 from emergency_ckpt.state.host_state import Payload
-from emergency_ckpt.state.link import Link
 from emergency_ckpt.state.snapshot import DeviceCopies, SnapshotRecipe, StateStructure
 from emergency_ckpt.state.staging import Snapshot
 from emergency_ckpt.state.tree import PyTree, StateTree, check_values, describe
@@ -49,33 +41,21 @@ _AFTER_REMOVAL = 1000
 
 
 @dataclasses.dataclass(frozen=True)
-class SaverParts:
-    """Parts of the saver. ``persistent`` and ``preservation``: None without the persistent tier.
+class TierSaves:
+    """The parts of this process that carry out its saves to each tier.
 
-    ``inspect``: raises PeerLeft when a process has died, for which the training waits in vain.
-    ``progress``: holds what the training thread waits for, and how long it may.
+    Attributes:
+      persistent, preservation: None without a directory in storage.
     """
 
-    config: Config
-    process: tuple[int, int]
-    buffers: Buffers
-    coordinator: Coordinator
-    tier: LocalTier
     local: LocalSaves
     persistent: PersistentSaves | None
     preservation: Preservation | None
-    watch: PreemptionWatch
-    timelines: Timelines
-    events: EventSink
-    progress: StepProgress
-    failures: Failures
     finite: FiniteLeaves
-    link: Link
-    inspect: Callable[[], None]
 
     @functools.cached_property
-    def saves(self) -> dict[TierName, LocalSaves | PersistentSaves]:
-        """Return what carries out the saves to each tier."""
+    def by_tier(self) -> dict[TierName, LocalSaves | PersistentSaves]:
+        """Return what saves to each tier that this process saves to."""
         saves: dict[TierName, LocalSaves | PersistentSaves] = {LOCAL: self.local}
         if self.persistent is not None:
             saves[PERSISTENT] = self.persistent
@@ -158,13 +138,11 @@ class _SnapshotPlan:
       reserve_rest: reserves the slots that the first save to RAM does not need; None: it is done.
     """
 
-    def __init__(
-        self, placement: ProcessPlacement, parts: SaverParts, copies: DeviceCopies
-    ) -> None:
+    def __init__(self, placement: ProcessPlacement, job: Job, copies: DeviceCopies) -> None:
         """``copies``: the budget of device memory, for all plans of the process."""
         self.placement = placement
         self.structure = StateStructure(placement.tree)
-        self._parts = parts
+        self._job = job
         self._copies = copies
         self.local = self._recipe(placement.stored)
         self.reserve_rest: Work | None = None
@@ -200,9 +178,9 @@ class _SnapshotPlan:
         return self._recipe(self.not_stored)
 
     def _recipe(self, shards: Sequence[ShardId]) -> SnapshotRecipe:
-        parts, tree = self._parts, self.placement.tree
+        job, tree = self._job, self.placement.tree
         return SnapshotRecipe(
-            tree, shards, parts.link, parts.buffers.staging_bytes, self._copies, parts.inspect
+            tree, shards, job.link, job.buffers.staging_bytes, self._copies, job.inspect
         )
 
 
@@ -214,12 +192,16 @@ class SaveWork:
     """
 
     def __init__(
-        self, parts: SaverParts, schedules: Mapping[TierName, TierSchedule], saved: SavedSteps
+        self,
+        job: Job,
+        saves: TierSaves,
+        schedules: Mapping[TierName, TierSchedule],
+        saved: SavedSteps,
     ) -> None:
-        self._parts = parts
+        self._job, self._saves = job, saves
         self._schedules = schedules
         self._saved = saved
-        self._copies = DeviceCopies(parts.config.device_copy_bytes)
+        self._copies = DeviceCopies(job.config.device_copy_bytes)
         self._scratch = ScratchArea()
         self.placement: ProcessPlacement | None = None
         self._plan: _SnapshotPlan | None = None
@@ -244,7 +226,7 @@ class SaveWork:
             return take(plan, flat, request, payload)
 
     def _writes(self, placement: ProcessPlacement) -> bool:
-        return self._parts.process[0] in placement.writers
+        return self._job.process[0] in placement.writers
 
     def _local(
         self, plan: _SnapshotPlan, flat: list[Any], request: SaveRequest, payload: Payload
@@ -264,7 +246,7 @@ class SaveWork:
             is_announced=LOCAL in request.announced,
             result=request.result,
         )
-        parts: list[Work] = [partial(self._parts.local.run, job)]
+        parts: list[Work] = [partial(self._saves.local.run, job)]
         if plan.reserve_rest is not None:
             parts.append(plan.reserve_rest)
             plan.reserve_rest = None
@@ -283,18 +265,18 @@ class SaveWork:
             recipe, shards = plan.rest, plan.not_stored
         snapshot = Snapshot(()) if recipe is None else recipe.take(flat)
         capture = StorageCapture(
-            self._parts.tier,
+            self._job.tier,
             self._scratch,
-            self._parts.events,
-            self._parts.finite,
+            self._job.events,
+            self._saves.finite,
             request.step,
             plan.specs,
             plan.held_layout,
             snapshot,
             shards,
             shared,
-            patience_s=self._parts.config.time_limits.patience_s,
-            batch_bytes=self._parts.buffers.copy_batch_bytes,
+            patience_s=self._job.config.time_limits.patience_s,
+            batch_bytes=self._job.buffers.copy_batch_bytes,
         )
         job = PersistentSave(
             save=request.save,
@@ -308,8 +290,8 @@ class SaveWork:
             keeps=self._saved.restored,
             is_announced=PERSISTENT in request.announced,
         )
-        publishes = self._parts.process[0] == placement.writers[0]
-        persistent = self._parts.persistent
+        publishes = self._job.process[0] == placement.writers[0]
+        persistent = self._saves.persistent
         assert persistent is not None
 
         def work() -> None:
@@ -338,11 +320,11 @@ class SaveWork:
 
         From then on events and manifests name this process's slice.
         """
-        parts = self._parts
-        placement = place_process(tree, parts.config, parts.process)
-        slice_index = placement.topology.slice_of[parts.process[0]]
-        parts.events.locate(slice_index=slice_index)
-        parts.tier.note_slice(slice_index)
+        job = self._job
+        placement = place_process(tree, job.config, job.process)
+        slice_index = placement.topology.slice_of[job.process[0]]
+        job.events.locate(slice_index=slice_index)
+        job.tier.note_slice(slice_index)
         return placement
 
     def use_placement(
@@ -364,10 +346,10 @@ class SaveWork:
         if self.placement is None:
             self._tell_start(placement, pins=pins)
         self.placement = placement
-        self._plan = plan = _SnapshotPlan(placement, self._parts, self._copies)
+        self._plan = plan = _SnapshotPlan(placement, self._job, self._copies)
         if LOCAL not in self._schedules:
             return plan
-        tier, size_bytes = self._parts.tier, placement.layout.size_bytes
+        tier, size_bytes = self._job.tier, placement.layout.size_bytes
         documents = host_state_bytes * (1 + len(placement.buddies))
         tier.plan_saves(documents, writes_storage=pins, places=placement.layout.places)
         if reserve == "now":
@@ -385,7 +367,7 @@ class SaveWork:
 
     def _tell_start(self, placement: ProcessPlacement, *, pins: bool) -> None:
         """Report the job as the first state shows it, and parts with one copy. ``pins``: slots."""
-        config, topology, events = self._parts.config, placement.topology, self._parts.events
+        config, topology, events = self._job.config, placement.topology, self._job.events
         plans = {name: schedule.plan for name, schedule in self._schedules.items()}
         slots = slots_for(config.local_keep_last_n, writes_storage=pins) if LOCAL in plans else 0
         tiers = {name: plan_text(plans.get(name)) for name in (LOCAL, PERSISTENT)}
@@ -400,7 +382,7 @@ class SaveWork:
             dir=config.dir or "",
         )
         text = single_copy_text(config, placement)
-        if text and LOCAL in plans and self._parts.process[0] == 0:
+        if text and LOCAL in plans and self._job.process[0] == 0:
             single_bytes, state_bytes, _ = placement.single
             events.emit(
                 "warning",

@@ -42,6 +42,7 @@ import msgspec
 from absl import logging
 
 from emergency_ckpt.background import closing
+from emergency_ckpt.cluster.job import Job
 from emergency_ckpt.cluster.preemption import PREEMPTED_EXIT_CODE
 from emergency_ckpt.core.save.save_rules import check_items, named_metrics, plain_orbax
 from emergency_ckpt.core.save.timing import Repeats
@@ -54,7 +55,7 @@ from emergency_ckpt.errors import (
 from emergency_ckpt.save.announcements import DueSaves
 from emergency_ckpt.save.ending import Ending, inside_save
 from emergency_ckpt.save.local_save import SaveResult
-from emergency_ckpt.save.save_work import SavedSteps, SaveRequest, SaverParts, SaveWork
+from emergency_ckpt.save.save_work import SavedSteps, SaveRequest, SaveWork, TierSaves
 from emergency_ckpt.save.schedule import TierSchedule
 from emergency_ckpt.save.turn_wait import TurnWait
 from emergency_ckpt.state.staging import Snapshot
@@ -85,17 +86,17 @@ class Saver:
       local_result: of the newest save to RAM that this process has begun.
     """
 
-    def __init__(self, parts: SaverParts, incarnation: str) -> None:
-        self._parts = parts
+    def __init__(self, job: Job, saves: TierSaves, incarnation: str) -> None:
+        self._job, self._saves = job, saves
         self._schedules: dict[TierName, TierSchedule] = {
-            name: TierSchedule(name, plan, parts.failures)
-            for name, plan in parts.config.save_plans().items()
+            name: TierSchedule(name, plan, job.failures)
+            for name, plan in job.config.save_plans().items()
         }
-        self.saved = SavedSteps(parts.saves, incarnation, parts.config.run_name)
-        self.work = SaveWork(parts, self._schedules, self.saved)
+        self.saved = SavedSteps(saves.by_tier, incarnation, job.config.run_name)
+        self.work = SaveWork(job, saves, self._schedules, self.saved)
         self._newest_due = -1
         self._ignored = Repeats()
-        self._turn = TurnWait(parts, self._tell_skipped)
+        self._turn = TurnWait(job, saves, self._tell_skipped)
         self._begun: dict[TierName, SaveId] = {}
         self.local_result: SaveResult | None = None
         self._goes_on_from: SaveId | None = None
@@ -104,12 +105,14 @@ class Saver:
         self._is_storage_prepared = PERSISTENT not in self._schedules
         self._due = DueSaves(
             self._schedules,
-            parts.coordinator,
-            parts.failures,
+            job.coordinator,
+            job.failures,
             self._note_missed,
-            timeout_s=parts.config.save_timeout_s,
+            timeout_s=job.config.save_timeout_s,
         )
-        self.ending = Ending(parts, self._schedules, self.saved, self.work, self._due, self._entry)
+        self.ending = Ending(
+            job, saves, self._schedules, self.saved, self.work, self._due, self._entry
+        )
 
     def save(
         self,
@@ -157,9 +160,9 @@ class Saver:
         is_older = self._note_step(step)
         if force and is_older:
             raise self._not_newer(step)
-        reached = self._parts.watch.reached(step)
+        reached = self._job.watch.reached(step)
         due = self._due.take(step, force=force, preempted=reached)
-        preempted = reached and self._parts.watch.sync_step == step
+        preempted = reached and self._job.watch.sync_step == step
         if preempted and is_older:
             return self._save_preempted(step, None)
         if not due and not preempted:
@@ -170,7 +173,7 @@ class Saver:
         forced = force or preempted
         save = self.saved.identity(step, forced=forced)
         orbax = plain_orbax(orbax or OrbaxStep(metrics=json_metrics))
-        orbax = msgspec.structs.replace(orbax, step_name=self._parts.config.orbax.step_name)
+        orbax = msgspec.structs.replace(orbax, step_name=self._job.config.orbax.step_name)
         check_items(orbax, state)
         now_s = time.monotonic()
         announced = frozenset[TierName]() if forced else self._due.announced
@@ -189,7 +192,7 @@ class Saver:
             return self._save_preempted(step, request)
         self._settle_past(save, due)
         begun = self._begin_all(due, request)
-        if begun and not self._parts.config.async_save:
+        if begun and not self._job.config.async_save:
             self.ending.wait_until_finished()
         return begun
 
@@ -199,16 +202,16 @@ class Saver:
         After a restore of a requested step, the newer steps are forgotten now: in RAM at once, in
         storage in the background, by the save to storage where ``saves_to`` names that tier.
         """
-        parts = self._parts
+        job = self._job
         if self._goes_on_from is not None:
-            parts.timelines.bind()
+            job.timelines.bind()
             self.saved.forget_newer(self._goes_on_from.step)
             self._goes_on_from = None
-            if parts.persistent is not None and parts.process[0] == 0:
+            if self._saves.persistent is not None and job.process[0] == 0:
                 schedule = self._schedules.get(PERSISTENT)
                 if schedule is not None and PERSISTENT not in saves_to:
-                    schedule.worker.submit_next(partial(parts.persistent.roll_back, save))
-        parts.timelines.begin_unrestored(save)
+                    schedule.worker.submit_next(partial(self._saves.persistent.roll_back, save))
+        job.timelines.begin_unrestored(save)
 
     def _begin_all(self, due: Sequence[TierName], request: SaveRequest) -> bool:
         """Begin a save in each tier that is due, then wait until the state may be donated."""
@@ -258,9 +261,9 @@ class Saver:
             schedule.start(partial(self._tell_refused, name, save, error))
             raise
         snapshot.start()
-        self._parts.events.emit("save.started", step=request.step, tier=name)
+        self._job.events.emit("save.started", step=request.step, tier=name)
         if name == LOCAL:
-            self._parts.local.turns.begin()
+            self._saves.local.turns.begin()
             self.local_result = request.result
         schedule.start(closing(capture, work))
         self._begun[name] = save
@@ -275,10 +278,10 @@ class Saver:
         thread would wait for them too. ``together``: the saves of this step.
         """
         try:
-            limit_s = self._parts.config.save_timeout_s
+            limit_s = self._job.config.save_timeout_s
             if request.limit_s is not None:  # what is left of a grace period, or of a last wait
                 limit_s = min(limit_s, request.limit_s)
-            captured = begun.snapshot.wait_captured(limit_s, self._parts.inspect)
+            captured = begun.snapshot.wait_captured(limit_s, self._job.inspect)
         except PeerLeft:
             begun.snapshot.close()
             raise
@@ -294,11 +297,11 @@ class Saver:
             "waited_seconds": begun.waited_s,
             "ready_seconds": ready_s - earlier_s,
         }
-        self._parts.events.emit("save.captured", step=request.step, tier=begun.tier, **spent)
+        self._job.events.emit("save.captured", step=request.step, tier=begun.tier, **spent)
 
     def _tell_pause(self, schedule: TierSchedule, save: SaveId) -> bool:
         """At the first writer: leave ``save`` out on all processes, since earlier saves failed."""
-        persistent, placement = self._parts.persistent, self.work.placement
+        persistent, placement = self._saves.persistent, self.work.placement
         if persistent is None or placement is None:
             return False
         schedule.start(lambda: persistent.tell_pause(save, placement.writers))
@@ -309,16 +312,16 @@ class Saver:
 
         In the thread of the announcements.
         """
-        parts, schedule = self._parts, self._schedules[name]
+        job, schedule = self._job, self._schedules[name]
         if not schedule.is_behind(step):
             return  # a save of this step or of a later step has begun here, as the others know
         schedule.note_due(step)
-        parts.events.emit("save.skipped", step=step, tier=name, cause="late")
+        job.events.emit("save.skipped", step=step, tier=name, cause="late")
         save = self.saved.identity(step, forced=False)
         if name == LOCAL:
-            parts.local.tell_late(save)
-        elif parts.persistent is not None:
-            parts.persistent.tell_late(save, self._known_writers)
+            self._saves.local.tell_late(save)
+        elif self._saves.persistent is not None:
+            self._saves.persistent.tell_late(save, self._known_writers)
 
     def _tell_skipped(self, name: TierName, save: SaveId) -> None:
         """Tell the others, which wait for this process, that it leaves ``save`` out.
@@ -326,9 +329,9 @@ class Saver:
         In the thread of the tier's saves.
         """
         if name == LOCAL:
-            self._parts.local.tell_skipped(save)
-        elif self._parts.persistent is not None:
-            self._parts.persistent.tell_skipped(save, self._known_writers)
+            self._saves.local.tell_skipped(save)
+        elif self._saves.persistent is not None:
+            self._saves.persistent.tell_skipped(save, self._known_writers)
 
     def _tell_refused(self, name: TierName, save: SaveId, error: CheckpointError) -> None:
         """Tell the others, which wait for this process, that ``error`` keeps it from ``save``.
@@ -337,9 +340,9 @@ class Saver:
         """
         reason = f"{type(error).__name__}: {error}"
         if name == LOCAL:
-            self._parts.local.leave_out(save, reason)
-        elif self._parts.persistent is not None:
-            self._parts.persistent.leave_out(save, self._known_writers, reason)
+            self._saves.local.leave_out(save, reason)
+        elif self._saves.persistent is not None:
+            self._saves.persistent.leave_out(save, self._known_writers, reason)
 
     @property
     def _known_writers(self) -> Sequence[int]:
@@ -359,8 +362,8 @@ class Saver:
         first step of a restart, run while data workers are forked, and hold up a short program's
         end until the imports are done.
         """
-        persistent, placement = self._parts.persistent, self.work.placement
-        me = self._parts.process[0]
+        persistent, placement = self._saves.persistent, self.work.placement
+        me = self._job.process[0]
         if persistent is None or (placement is None and me != 0):
             return  # which processes write, besides process 0, depends on the first state
         self._is_storage_prepared = True
@@ -373,8 +376,8 @@ class Saver:
         if not self._is_storage_prepared:
             self._prepare_storage()
         is_older = self._note_step(step)
-        reached = self._parts.watch.reached(step)
-        due = self._due.inspect(step, preempted=reached) or self._parts.watch.sync_step == step
+        reached = self._job.watch.reached(step)
+        due = self._due.inspect(step, preempted=reached) or self._job.watch.sync_step == step
         if is_older and not due:
             self._tell_older(step)
         return due
@@ -385,16 +388,14 @@ class Saver:
         Also of a loop that calls ``save`` only where ``should_save`` is True.
         """
         self.ending.last_step = step
-        if self._parts.watch.sync_step not in (None, step):
+        if self._job.watch.sync_step not in (None, step):
             self.ending.is_past_notice = True
         return step < self._newest_due
 
     def _tell_older(self, step: int) -> None:
         """Report now and then that nothing is saved at ``step``, which is older than the newest."""
         if self._ignored.occurred("", time.monotonic()) is not None:
-            self._parts.events.emit(
-                "save.skipped", step=step, cause="older", newest=self._newest_due
-            )
+            self._job.events.emit("save.skipped", step=step, cause="older", newest=self._newest_due)
 
     # Around a restore.
 
@@ -417,8 +418,8 @@ class Saver:
         if not leaves_newer:
             self.saved.forget_newer(save.step)
         self.saved.start_from(save, incarnation, tier)
-        self._parts.local.restart_from(save)
-        self._parts.failures.note_restored(save.step)
+        self._saves.local.restart_from(save)
+        self._job.failures.note_restored(save.step)
         self._goes_on_from = save if leaves_newer else None
         self._newest_due = save.step
         for schedule in self._schedules.values():
@@ -432,7 +433,7 @@ class Saver:
         self.saved.note_found(steps_of)
         if self._goes_on_from is not None:
             return
-        self._parts.timelines.note_continuation()
+        self._job.timelines.note_continuation()
         newest = {name: steps[-1] for name, steps in steps_of.items() if steps}
         self._newest_due = max(newest.values(), default=-1)
         for name, schedule in self._schedules.items():
@@ -442,7 +443,7 @@ class Saver:
     def forget(self, step: int) -> None:
         """Allow another save of ``step``, which was removed from both tiers."""
         self.saved.forget(step)
-        self._parts.local.forget(step)
+        self._saves.local.forget(step)
         for schedule in self._schedules.values():
             schedule.forget(step)
 
@@ -453,12 +454,12 @@ class Saver:
 
         ``request``: None where ``step`` is older than the newest. Then nothing is saved or hidden.
         """
-        parts, watch = self._parts, self._parts.watch
-        parts.events.emit("preemption.reached", step=step, grace_s=watch.grace_left_s())
+        job, watch = self._job, self._job.watch
+        job.events.emit("preemption.reached", step=step, grace_s=watch.grace_left_s())
         tiers: list[TierName] = [
             name
             for name, schedule in self._schedules.items()
-            if parts.config.saves_at_preemption or schedule.plan.on_preemption
+            if job.config.saves_at_preemption or schedule.plan.on_preemption
         ]
         started = set[TierName]()
         why = f"since step {self._newest_due}, which was saved or restored, is newer"
@@ -475,7 +476,7 @@ class Saver:
             is_there = request is not None and step in self.saved.of(name)
             if name not in started and not is_there:
                 self.ending.say_not_written(name, step, why)
-        if parts.config.on_preemption == "exit":
+        if job.config.on_preemption == "exit":
             try:
                 self.ending.wait_until_finished()
             except CheckpointError as error:
@@ -499,7 +500,7 @@ class Saver:
                 started.add(name)
                 if name == LOCAL:  # a lost process may delay RAM: storage gets half the time
                     limit_s = left_s() / 2
-                    with self._parts.progress.inside("save", limit_s):
+                    with self._job.progress.inside("save", limit_s):
                         self._schedules[name].worker.wait_idle(limit_s)
         finally:
             request.release()

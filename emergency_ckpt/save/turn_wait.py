@@ -13,10 +13,11 @@ from functools import partial
 
 from absl import logging
 
+from emergency_ckpt.cluster.job import Job
 from emergency_ckpt.core.save.save_rules import skip_reason, too_often_text
 from emergency_ckpt.core.save.timing import Repeats
 from emergency_ckpt.errors import PeerLeft, SaveFailed
-from emergency_ckpt.save.save_work import SaveRequest, SaverParts
+from emergency_ckpt.save.save_work import SaveRequest, TierSaves
 from emergency_ckpt.save.schedule import TierSchedule
 from emergency_ckpt.types import LOCAL, PERSISTENT, SaveId, TierName
 
@@ -27,9 +28,11 @@ _INSPECTION_S = 1.0
 class TurnWait:
     """Waits for the turn of a save. For the training thread."""
 
-    def __init__(self, parts: SaverParts, tell_skipped: Callable[[TierName, SaveId], None]) -> None:
+    def __init__(
+        self, job: Job, saves: TierSaves, tell_skipped: Callable[[TierName, SaveId], None]
+    ) -> None:
         """``tell_skipped``: tells the others, in the background, that a save is left out here."""
-        self._parts = parts
+        self._job, self._saves = job, saves
         self._tell_skipped = tell_skipped
         self._too_often = Repeats()
 
@@ -42,7 +45,7 @@ class TurnWait:
         limit_s = self._longest_wait_s(name, request)
         try:
             # The save under way has limits of its own, so this wait for it is no hang.
-            with self._parts.progress.inside("save", limit_s):
+            with self._job.progress.inside("save", limit_s):
                 if name == LOCAL:
                     is_idle = self._wait_for_ram(schedule, request, limit_s)
                 else:
@@ -71,15 +74,15 @@ class TurnWait:
 
         ``why``: recorded as a failure; None where leaving the save out is none.
         """
-        parts, save = self._parts, request.save
+        job, save = self._job, request.save
         schedule.leave_out(save.step, partial(self._tell_skipped, schedule.name, save))
         if why is not None:
             is_lost = request.must_exist and schedule.name == PERSISTENT
-            parts.failures.record(why, lost_step=save.step if is_lost else None)
+            job.failures.record(why, lost_step=save.step if is_lost else None)
             self._tell_busy(schedule, save, why.problem)
 
     def _tell_busy(self, schedule: TierSchedule, save: SaveId, reason: str) -> None:
-        self._parts.events.emit(
+        self._job.events.emit(
             "save.skipped", step=save.step, tier=schedule.name, cause="busy", reason=reason
         )
 
@@ -88,7 +91,7 @@ class TurnWait:
 
         PeerLeft: a process that takes part in the previous save has died.
         """
-        turns, save, now_s = self._parts.local.turns, request.save, time.monotonic()
+        turns, save, now_s = self._saves.local.turns, request.save, time.monotonic()
         deadline_s = now_s + limit_s
         early_s = deadline_s if request.must_exist else now_s + turns.limit_s(limit_s)
         while True:
@@ -98,7 +101,7 @@ class TurnWait:
             now_s = time.monotonic()
             if (now_s >= early_s and turns.leave_out(save)) or now_s >= deadline_s:
                 return False
-            self._parts.inspect()
+            self._job.inspect()
 
     def _wait_for_storage(
         self, schedule: TierSchedule, request: SaveRequest, limit_s: float
@@ -115,21 +118,21 @@ class TurnWait:
             left_s = deadline_s - time.monotonic()
             if left_s <= 0:
                 return False
-            self._parts.inspect()
+            self._job.inspect()
         return True
 
     def _say_too_often(self, schedule: TierSchedule, save: SaveId) -> None:
         """Report that saves come too fast; at the leader, also warn of it now and then."""
         text = too_often_text(save.step, schedule.last_started, *schedule.pace)
         self._tell_busy(schedule, save, text)
-        if self._parts.process[0] == 0:
+        if self._job.process[0] == 0:
             before = self._too_often.occurred("", time.monotonic())
             if before is not None:
                 logging.warning("%s", text)
 
     def _longest_wait_s(self, name: TierName, request: SaveRequest) -> float:
         """Return the longest wait for the previous save."""
-        config = self._parts.config
+        config = self._job.config
         if request.limit_s is not None:
             return request.limit_s
         if name == LOCAL:
@@ -140,6 +143,6 @@ class TurnWait:
         return max(least_s, config.storage_wait_timeout_s)
 
     def _missed(self, name: TierName, save: SaveId, limit_s: float) -> SaveFailed:
-        waits = self._parts.saves[name].waits_for_others
+        waits = self._saves.by_tier[name].waits_for_others
         problem, hint = skip_reason(name, limit_s, waits_for_others=waits)
         return SaveFailed("save", f"step {save.step} to the {name} tier", problem, hint=hint)

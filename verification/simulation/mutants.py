@@ -100,7 +100,7 @@ def order_by_clock() -> None:
 @_mutant()
 def named_step_binds_late() -> None:
     """P3: after a restore of a step that the user names, newer ones count beside the next save."""
-    _edit("save.saver", "Saver._settle_past", "parts.timelines.bind()", "pass")
+    _edit("save.saver", "Saver._settle_past", "job.timelines.bind()", "pass")
 
 
 @_mutant()

@@ -390,15 +390,17 @@ def test_save_skipped_beside_other_work_is_told(
     schedule.note_due(1)
     schedule.start(busy)
     assert begun.wait(LONG_S)
-    parts: Any = SimpleNamespace(
+    of_process: Any = SimpleNamespace(
         progress=StepProgress(),
         inspect=lambda: None,
         events=QUIET,
         failures=Failures(),
-        saves={PERSISTENT: job.saves[0]},
         config=SimpleNamespace(save_timeout_s=LONG_S, storage_wait_timeout_s=0.0),
     )
-    turn = TurnWait(parts, lambda _, save: job.saves[0].tell_skipped(save, TOPOLOGY.writers))
+    saves: Any = SimpleNamespace(by_tier={PERSISTENT: job.saves[0]})
+    turn = TurnWait(
+        of_process, saves, lambda _, save: job.saves[0].tell_skipped(save, TOPOLOGY.writers)
+    )
     assert not turn.wait(schedule, _request(skipped), is_again=False)
     skips.set()
     assert schedule.wait_idle(LONG_S)
