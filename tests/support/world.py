@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import re
 import shutil
@@ -101,9 +102,16 @@ class World:
         return state
 
     def lose_ram(self) -> None:
-        """Remove what RAM has; a life that only reads has left nothing there."""
-        if self.ramdisk.exists():
-            shutil.rmtree(self.ramdisk)
+        """Remove what RAM has; a life that only reads has left nothing there.
+
+        A job that lives reserves slots in the background, and may make or remove a file meanwhile.
+        """
+        while self.ramdisk.exists():
+            try:
+                shutil.rmtree(self.ramdisk)
+            except OSError as error:
+                if error.errno not in (errno.ENOTEMPTY, errno.ENOENT):
+                    raise
 
     def each_tier(self) -> Iterator[str]:
         """Name the tier that a restore reads; all RAM is lost before the second."""
