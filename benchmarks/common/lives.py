@@ -28,7 +28,7 @@ _POLL_S = 0.05
 _COPIES_ON_RAMDISK = 4
 _COPIES_IN_PROCESS = 3
 _COPIES_TOUCHED = 4
-"""Of each slice's state, in free memory, before a life: what a process takes while it is timed."""
+"""Copies of the states of all slices whose size of free memory is touched before a life."""
 
 
 class RoundFailed(Exception):

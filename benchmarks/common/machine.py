@@ -57,11 +57,11 @@ def available_memory_bytes() -> int:
 
 
 def touch_free_memory(size_bytes: int) -> None:
-    """Take so much of the free memory, half of it at most, touch all of it, and give it back.
+    """Take free memory, at most half of all free memory, touch its pages, and give the pages back.
 
-    A virtual machine may have given its free memory back to its host, which then has to find each
-    page again at its first touch: a GiB took 2.4 s on machine B, and 0.13 s where it was there.
-    Whoever takes that memory first would pay for all who take it later.
+    A virtual machine may have returned free memory to its host. The host then has to find a page
+    again at the first touch: on machine B a GiB took 2.4 s, and 0.13 s where the pages were there.
+    Without this call the first process to take the memory would pay for all later processes.
     """
     size_bytes = min(size_bytes, available_memory_bytes() // 2) // mmap.PAGESIZE * mmap.PAGESIZE
     if size_bytes == 0:

@@ -158,13 +158,7 @@ class JaxCoordinator:
         self._call("delete", prefix, lambda: self._client.key_value_delete(name))
 
     def find(self, key: str) -> bytes | None:
-        name = self._key(key)
-        try:
-            return self._call("look for", key, lambda: self._client.key_value_try_get_bytes(name))
-        except CoordinationError as error:
-            if error.problem.startswith("NOT_FOUND"):
-                return None
-            raise
+        return self._call("look for", key, lambda: _find(self._client, self._key(key), key))
 
     def replace(self, key: str, value: bytes) -> None:
         def replace() -> None:

@@ -117,13 +117,20 @@ def test_vote_refused_by_who_skips_the_save_ends(who: int) -> None:
     check_all(job.cast(20), "complete")
 
 
+def late_twice() -> Job:
+    """A job whose process 2 came too late for the votes on steps 10 and 20."""
+    job = Job()
+    leader = job.votes[0]
+    leader._timeout_s = 0.5  # pyright: ignore[reportPrivateUsage]
+    check_all(job.cast(10, {0, 1}), "incomplete", "process 2 did not publish")
+    leader._timeout_s = NEVER_S  # pyright: ignore[reportPrivateUsage]
+    check_all(job.cast(20, {0, 1}), "incomplete", "process 2 is late again")
+    return job
+
+
 def test_vote_without_a_late_process_waits_its_time_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vote, "_LATE_AGAIN_S", 0.0)
-    job = Job()
-    slow, job.votes[0]._timeout_s = job.votes[0], 0.5  # pyright: ignore[reportPrivateUsage]
-    check_all(job.cast(10, {0, 1}), "incomplete", "process 2 did not publish")
-    slow._timeout_s = NEVER_S  # pyright: ignore[reportPrivateUsage]
-    check_all(job.cast(20, {0, 1}), "incomplete", "process 2 is late again")
+    job = late_twice()
     check_all(job.cast(30), "complete")
     pending = job.begin(40, {0, 1})
     job.looked(3)  # it is not late any more: the whole time is its again
@@ -137,11 +144,7 @@ def test_vote_waits_again_for_a_process_that_is_only_slower(
 ) -> None:
     """Process 2 was late once, and comes to each vote after the others have waited a while."""
     monkeypatch.setattr(vote, "_LATE_AGAIN_S", 0.0)
-    job = Job()
-    slow, job.votes[0]._timeout_s = job.votes[0], 0.5  # pyright: ignore[reportPrivateUsage]
-    check_all(job.cast(10, {0, 1}), "incomplete", "process 2 did not publish")
-    slow._timeout_s = NEVER_S  # pyright: ignore[reportPrivateUsage]
-    check_all(job.cast(20, {0, 1}), "incomplete", "process 2 is late again")
+    job = late_twice()
     check_all(job.cast(20, {2}), "incomplete", "process 2 is late again")
     pending = job.begin(30, {0, 1})
     job.looked(8)
