@@ -154,6 +154,24 @@ def add_secret_file(parser: _Options, text: str) -> None:
     parser.add_argument("--secret-file", type=Path, metavar="FILE", help=f"{text}; {default}")
 
 
+def add_gib(parser: _Options, name: str, text: str, *, required: bool = False) -> None:
+    """Add an option for a size in GiB; ``--state-gib`` gives ``state_bytes``, or None."""
+    dest = name.removeprefix("--").removesuffix("gib").replace("-", "_") + "bytes"
+    parser.add_argument(name, dest=dest, type=gib, metavar="GIB", required=required, help=text)
+
+
+def add_host_state(parser: _Options, text: str) -> None:
+    """Add ``--host-state-mib``, which gives ``host_state_bytes``."""
+    parser.add_argument(
+        "--host-state-mib",
+        dest="host_state_bytes",
+        type=mib,
+        default=0,
+        metavar="MIB",
+        help=text,
+    )
+
+
 def add_owner(parser: _Options, text: str) -> None:
     """Add ``--owner``."""
     default = "default: the user of this command"

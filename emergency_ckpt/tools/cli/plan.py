@@ -12,7 +12,7 @@ from pathlib import Path
 from emergency_ckpt.core.placement import ALL_BUT_PRIMARY
 from emergency_ckpt.core.wording import count_text
 from emergency_ckpt.errors import ConfigError
-from emergency_ckpt.tools.cli.arguments import gib, mib, print_json
+from emergency_ckpt.tools.cli.arguments import add_gib, add_host_state, print_json
 from emergency_ckpt.tools.cli.output import print_line, print_table
 from emergency_ckpt.tools.deploy import ACCELERATORS, as_yaml, filled
 from emergency_ckpt.tools.placement_study import (
@@ -51,29 +51,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = _GKE_EXAMPLE
     parser.add_argument("--slices", type=int, required=True, help="data-parallel replicas")
     parser.add_argument("--hosts", type=int, required=True, help="hosts of each slice")
-    parser.add_argument(
-        "--state-gib",
-        dest="state_bytes",
-        type=gib,
-        required=True,
-        metavar="GIB",
-        help="one replica of the state",
-    )
-    parser.add_argument(
-        "--host-state-mib",
-        dest="host_state_bytes",
-        type=mib,
-        default=0,
-        metavar="MIB",
-        help="host state of one host",
-    )
-    parser.add_argument(
-        "--ramdisk-gib",
-        dest="ramdisk_bytes",
-        type=gib,
-        metavar="GIB",
-        help="ramdisk of a host; default: any",
-    )
+    add_gib(parser, "--state-gib", "one replica of the state", required=True)
+    add_host_state(parser, "host state of one host")
+    add_gib(parser, "--ramdisk-gib", "ramdisk of a host; default: any")
     parser.add_argument("--lost-hosts", type=int, default=4, help="hosts that fail together")
     parser.add_argument(
         "--survival",
@@ -105,13 +85,7 @@ def _add_gke(gke: argparse._ArgumentGroup) -> None:  # pyright: ignore[reportPri
         "--machine-type",
         help="such as ct6e-standard-8t, a host of 8 chips (default: the type's host of 4)",
     )
-    gke.add_argument(
-        "--memory-gib",
-        dest="memory_bytes",
-        type=gib,
-        metavar="GIB",
-        help="memory limit of a pod, ramdisk included",
-    )
+    add_gib(gke, "--memory-gib", "memory limit of a pod, ramdisk included")
     gke.add_argument("--placement", default=ALL_BUT_PRIMARY, help="as the setting")
     gke.add_argument("--local-keep-last-n", type=int, default=1, help="as the setting")
     gke.add_argument("--restart-agent-image", help="JobSet's agent, for restarts in place")

@@ -27,12 +27,12 @@ from emergency_ckpt.ram.locks import check_run_id
 from emergency_ckpt.ram.slot_choice import slots_for
 from emergency_ckpt.tools.cli.arguments import (
     add_addresses,
+    add_gib,
+    add_host_state,
     add_json,
     add_secret_file,
     add_timeout,
     duration,
-    gib,
-    mib,
     positive,
     print_json,
 )
@@ -72,13 +72,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="the run: its files on the ramdisk are room for it, and --peers are of it",
     )
     size = parser.add_argument_group("size of the state")
-    size.add_argument(
-        "--state-gib",
-        dest="state_bytes",
-        type=gib,
-        metavar="GIB",
-        help="one replica; default: newest step in --dir",
-    )
+    add_gib(size, "--state-gib", "one replica; default: newest step in --dir")
     size.add_argument("--slices", type=positive, default=2, help="data-parallel replicas")
     size.add_argument("--hosts-per-slice", type=positive, default=1, help="processes of a slice")
     size.add_argument(
@@ -86,14 +80,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     size.add_argument("--placement", default="all_but_primary", help="as the setting")
     size.add_argument("--local-keep-last-n", type=positive, default=1, help="as the setting")
-    size.add_argument(
-        "--host-state-mib",
-        dest="host_state_bytes",
-        type=mib,
-        default=0,
-        metavar="MIB",
-        help="host state of one process",
-    )
+    add_host_state(size, "host state of one process")
     add_secret_file(parser, "as the setting")
     add_addresses(
         parser,
