@@ -150,7 +150,7 @@ def test_deleted_ramdisk_is_noticed(world: World) -> None:
     with world.open_both(**KEEPS_THREE) as ckpt:
         save_all(ckpt, world, 1)
         assert ckpt.steps.ramdisks_intact()
-        shutil.rmtree(world.ramdisk)
+        world.lose_ram()
         assert not ckpt.steps.ramdisks_intact()
 
 

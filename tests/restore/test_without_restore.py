@@ -169,7 +169,7 @@ def test_start_anew_of_a_run_on_record_warns_once(world: World) -> None:
         with world.open_both(save_every=1000, local_save_every=1000) as ckpt:
             for _ in range(2):
                 assert ckpt.restore(state=world.state(0)) == (None, ANY)
-        shutil.rmtree(world.ramdisk)
+        world.lose_ram()
         warnings = [e.fields["text"] for e in world.named("warning", cause="setting")]
         told.append(len(warnings))
     assert told == [0, 1, 2]
@@ -199,7 +199,7 @@ def test_start_that_asks_for_no_restore_warns_as_well(world: World) -> None:
                 ckpt.wait_until_finished()
             assert len(warned(world)) == min(told, 1)
             ckpt.stop(after_error=True)
-        shutil.rmtree(world.ramdisk)
+        world.lose_ram()
         world.events.clear()
 
 

@@ -25,11 +25,12 @@ def test_seed_run_twice_has_one_trace() -> None:
     assert other != first
 
 
-@pytest.mark.parametrize("seed", ["902", "1723", "3238", "4353", "4633"])
+@pytest.mark.parametrize("seed", ["902", "1723", "3238", "4353", "4633", "11347"])
 def test_seed_that_was_misjudged_holds(seed: str) -> None:
     """902: a lost record. 1723: the step log. 3238: a later life went on from a left step.
 
-    4353, 4633: the log's chain alone had left a step behind.
+    4353, 4633: the log's chain alone had left a step behind. 11347: the grace period of a
+    preemption ended before a save to slow storage.
     """
     assert " lives, trace " in simulate("--seed", seed)
 

@@ -18,6 +18,8 @@ from scheduler import Stuck
 
 MOST_FILES_PER_HOST = 400
 KEPT_IN_STORAGE = 2
+LONG_CALL_S = 0.5
+"""Where calls of storage take so long, a save to storage may take longer than a grace period."""
 DUE_FOR_A_COMPLETE_SAVE = 4
 """Of so many due saves one is complete where writes take two of their intervals at the most."""
 
@@ -42,6 +44,8 @@ class Seen:
     """The last step saved after all faults had ended."""
     preempted: int | None = None
     """The step at which it acted on a notice of a preemption, whose save has ended."""
+    has_missed: bool = False
+    """It has told that the grace period ended before the save to storage."""
     has_gone_back: bool = False
     """It restored the step that the user named."""
     may_have_bound: bool = False
@@ -175,7 +179,9 @@ class Judge:
         kinds = {type(error).__name__ for error in errors}
         is_lost = self._expected is None and kinds <= {"Unrecoverable", "RestoreFailed"}
         before = frozenset[oracle.Save]() if life.begins == "zero" else self._stored_before
-        if errors and life.is_calm and not is_lost and not are_of_taken_numbers(errors, before):
+        is_late = _is_grace_over(life, seen) and kinds == {"DeadlineExceeded"}
+        forgiven = is_lost or is_late or are_of_taken_numbers(errors, before)
+        if errors and life.is_calm and not forgiven:
             raise Violation(f"an error without a fault: {errors[0]}") from errors[0]
         full = [each for each in errors if "RamdiskFull" in str(each)]
         if full and "RestoreFailed" in kinds:
@@ -186,13 +192,14 @@ class Judge:
     def _judge_preempted(self, life: Life, seen: list[Seen]) -> None:
         steps = {each.preempted for each in seen}
         acted = steps - {None}
-        if len(acted) > 1 or (acted and life.is_calm and len(steps) > 1):
+        is_late = _is_grace_over(life, seen)
+        if len(acted) > 1 or (acted and life.is_calm and len(steps) > 1 and not is_late):
             raise Violation(f"a notice of a preemption was acted on at different steps: {steps}")
         for each in seen:
             if life.is_calm and acted and not acted <= set(each.complete):
                 raise Violation(f"step {acted} of a preemption was not saved: {each.complete}")
         stored = {step for each in seen for step in each.stored}
-        if life.is_calm and self._plan.stored_every and not acted <= stored:
+        if life.is_calm and self._plan.stored_every and not acted <= stored and not is_late:
             raise Violation(f"step {acted} of a preemption is not in storage: {stored}")
 
     def _judge_slow_writes(self, life: Life, seen: list[Seen]) -> None:
@@ -380,6 +387,11 @@ def are_of_taken_numbers(
 
 def _refusal(seen: list[Seen]) -> BaseException | None:
     return next((each.refused for each in seen if each.refused), None)
+
+
+def _is_grace_over(life: Life, seen: list[Seen]) -> bool:
+    """Return whether calls of storage took so long that a grace period may be too short."""
+    return life.storage_slow_s >= LONG_CALL_S and any(each.has_missed for each in seen)
 
 
 def _is_silent(life: Life) -> bool:

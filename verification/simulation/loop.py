@@ -316,6 +316,8 @@ class Loop:
             seen.tier = str(fields["tier"])
         if event.name == "persistent.complete":
             seen.stored.append(int(fields["step"]))
+        if event.name == "preemption.missed" and fields["cause"] == "not_written":
+            seen.has_missed = True
         if event.name == "save.complete":
             seen.complete.append(int(fields["step"]))
 
