@@ -262,11 +262,11 @@ class Restore:
                 plan.every_host_state or copies.host_states,
                 plan.addresses,
                 save,
-                plan.host_state_count or 0,
+                plan.host_state_count or job.process[1],
                 job.holdings.name,
                 job.process,
             )
-            self._host_state.apply(save, documents)
+            self._host_state.apply(save, documents if plan.host_state_count else ())
         return RestoredState(
             save=save,
             tier=tier,

@@ -69,6 +69,24 @@ def slice_lost(world: JobProcess) -> Any:
     return [first, restore(world, "slice_lost")]
 
 
+def tensors_restored_after_a_loss(world: JobProcess) -> Any:
+    """A slice restores tensors alone; then the other goes, and host states are wanted."""
+    name = "tensors_restored_after_a_loss"
+    first = after(lost(2, 3), wants_host_state=False)(world)
+    lose(world, name, 0, 1)
+    return [first, restore(world, name)]
+
+
+def nothing_beside_tensors_after_losses(world: JobProcess) -> Any:
+    """No process has a host state, and each restore wants one, after the loss of each slice."""
+    name = "nothing_beside_tensors_after_losses"
+    train(world, name, range(1, 11), saves_host_state=False)
+    lose(world, name, 2, 3)
+    first = restore(world, name)
+    lose(world, name, 0, 1)
+    return [first, restore(world, name)]
+
+
 def slices_swapped(world: JobProcess) -> Any:
     return after(lost(), mesh=mesh_of(world.slices, [1, 0]))(world)
 

@@ -15,13 +15,17 @@ from emergency_ckpt.errors import CheckpointError
 def train(
     world: JobProcess, name: str, steps: range, *, since: int | None = None, **settings: Any
 ) -> None:
-    """Save at every step that is due, and stop; ``since``: go on from this older step."""
+    """Save at every step that is due, and stop; ``since``: go on from this older step.
+
+    ``saves_host_state``: False to save and restore tensors alone.
+    """
     mesh = settings.setdefault("mesh", mesh_of(world.slices))
-    iterator = Iterator(world.process)
+    iterator = Iterator(world.process) if settings.pop("saves_host_state", True) else None
     with world.config(name, **settings).instantiate() as ckpt:
         ckpt.restore(since, state=specs_on(mesh), host_state=iterator)
         for step in steps:
-            ckpt.save(step=step, state=state_at(step, mesh), host_state=iterator.at(step))
+            host_state = iterator and iterator.at(step)
+            ckpt.save(step=step, state=state_at(step, mesh), host_state=host_state)
         finish(ckpt)
         world.meet()
 
@@ -30,14 +34,16 @@ def restore(world: JobProcess, name: str, **settings: Any) -> dict[str, Any]:
     """Restore in a fresh checkpointer and compare every bit.
 
     ``requested``, ``iterator``: the step, and another iterator than a new one.
+    ``wants_host_state``: False to restore tensors alone.
     """
     mesh = settings.setdefault("mesh", mesh_of(world.slices))
     requested = settings.pop("requested", None)
     iterator = settings.pop("iterator", None) or Iterator(-1)
+    host_state = iterator if settings.pop("wants_host_state", True) else None
     world.events.clear()
     try:
         with world.config(name, **settings).instantiate() as ckpt:
-            step, state = ckpt.restore(requested, state=specs_on(mesh), host_state=iterator)
+            step, state = ckpt.restore(requested, state=specs_on(mesh), host_state=host_state)
             report = ckpt.last_restore
             world.meet()
     except CheckpointError as error:

@@ -249,19 +249,21 @@ class Oracle:
 
     def check_host_states(self, plan: RestorePlan, process: int, part: Part) -> None:
         assert plan.save is not None
-        if not self.needs_host_state:
-            assert part.host_states == ()
-            return
         for state in part.host_states:
             assert state.sources
             for source in state.sources:
                 assert self.has_host_state(source, plan.save, state.owner, state.digest)
         owners = [state.owner for state in part.host_states]
-        assert plan.host_state_count is not None
-        if plan.host_state_count == len(self.targets):
-            assert owners in ([process], [])
+        count, count_now = plan.host_state_count, len(self.targets)
+        assert count is None or self.needs_host_state
+        if count is not None and count != count_now:
+            assert owners == list(range(count))
+            return
+        states = self.intact_host_states(plan.save)
+        held = {s.owner for s in states if s.count == count_now}
+        if held >= set(range(count_now)):
+            assert owners == [process]
         else:
-            assert owners in (list(range(plan.host_state_count)), [])
-        if not owners:
-            states = self.intact_host_states(plan.save)
-            assert any(s.empty for s in states if s.count == plan.host_state_count)
+            assert count is None
+            assert owners == []
+            assert not self.needs_host_state or any(s.empty for s in states)

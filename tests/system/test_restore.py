@@ -34,6 +34,18 @@ def test_lost_slice_comes_back_from_its_peer_and_is_holder_again(results: Result
     assert moved(then) == [(0, ALL), (0, ALL), (ALL, 0), (ALL, 0)]
 
 
+def test_lost_process_gets_its_host_state_back_where_none_is_wanted(results: Results) -> None:
+    both = of(results, "tensors_restored_after_a_loss")
+    for first, _ in both:
+        assert (first["step"], first["differences"], first["iterator"]) == (10, [], [-1, 0])
+    check_whole([then for _, then in both], 10)
+
+
+def test_lost_process_gets_back_that_it_has_no_host_state(results: Results) -> None:
+    for seen in of(results, "nothing_beside_tensors_after_losses"):
+        assert [(each["step"], each["differences"]) for each in seen] == [(10, [])] * 2
+
+
 def test_slices_may_be_swapped(results: Results) -> None:
     seen = of(results, "slices_swapped")
     check_whole(seen, 10)

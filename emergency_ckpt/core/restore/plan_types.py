@@ -145,9 +145,9 @@ class Copies(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
       bundles: for processes with equal targets the same.
       own: the manifests that the process has itself.
       place: where the process begins in each list of sources and holders.
-      host_states: the process's own one; none when a remap is due
-        (``RestorePlan.every_host_state``), when none is needed or all are empty, and none for the
-        persistent tier.
+      host_states: the process's own one, which it keeps also where none is wanted or all are
+        empty. None of another number of processes (``RestorePlan.every_host_state``), and none for
+        the persistent tier.
     """
 
     bundles: tuple[Bundle, ...] = ()
@@ -196,8 +196,8 @@ class RestorePlan(msgspec.Struct, frozen=True, tag="plan", forbid_unknown_fields
       save: identity of a save in RAM; None for a step in storage, which is first loaded into RAM.
       addresses: ``"host:port"`` of each holder, by name.
       rejected: newer saves, newest first.
-      host_state_count: number of processes at the save, by its host states; None when host states
-        were not asked for or the save has none.
+      host_state_count: number of processes at the save, by its host states; None when no host
+        state is to be applied, because none was asked for or the save has none.
       timeline: the newest one known; every process stores it.
       lives: so many in a row began from this save before.
       is_loaded: this restore has loaded the step from storage, on all processes.

@@ -189,9 +189,7 @@ class _Planner:
             for item in self._inventory.persistent
         ):
             return "plain Orbax wrote it, and storage now has another step of this number"
-        states: HostStates | str | None = None
-        if self._needs_host_state:
-            states = choose_host_states(part, len(self._processes))
+        states = choose_host_states(part, len(self._processes))
         matching: dict[str, Contents] = {}
         foreign: dict[str, Contents] = {}
         others: dict[str, frozenset[int]] = {}
@@ -214,9 +212,9 @@ class _Planner:
                 lacks.append(f"no usable manifest is left{once}")
             if others:
                 lacks.append("copies differ, and those that are taken are damaged")
-        if isinstance(states, str):
+        if self._needs_host_state and isinstance(states, str):
             lacks.append(states)
-        if lacks or isinstance(states, str):
+        if lacks:
             return "; ".join([*lacks, *([few(sorted(part.faults))] if part.faults else [])])
         if isinstance(copies, list):
             return NoPlan("state_mismatch", step=step, mismatches=mismatches)
@@ -225,11 +223,14 @@ class _Planner:
             part.save,
             copies,
             addresses={name: holder.address for name, holder in self._usable.holders.items()},
-            host_state_count=None if states is None else states.count,
         )
-        if states is None or states.all_empty:
+        if isinstance(states, str):
             return plan
-        return self._count_mismatch(step, states.count) or self._with_host_states(plan, states)
+        if self._needs_host_state and not states.all_empty:
+            plan = msgspec.structs.replace(plan, host_state_count=states.count)
+            if mismatch := self._count_mismatch(step, states.count):
+                return mismatch
+        return self._with_host_states(plan, states)
 
     def _whole_copies(self, part: SaveParts) -> dict[int, Copies] | None:
         """Return the copies where each process needs just the shards of one manifest; else None.
@@ -297,16 +298,20 @@ class _Planner:
             process_count=count,
         )
 
-    def _with_host_states(self, plan: RestorePlan, states: HostStates) -> RestorePlan | str:
-        """Return the plan with the host states that each process needs; text: what these lack."""
+    def _with_host_states(self, plan: RestorePlan, states: HostStates) -> RestorePlan:
+        """Return the plan with the host states that each process applies or keeps.
+
+        A process that has lost its own one keeps it again, also where none is applied: else the
+        next loss would take the last copy.
+        """
         if states.count != len(self._processes):
+            if plan.host_state_count is None:
+                return plan
             every_owner = tuple(
                 HostStateFetch(owner, digest, holders[:MAX_HOST_STATE_SOURCES])
                 for owner, (digest, holders) in states.copies.items()
             )
             return msgspec.structs.replace(plan, every_host_state=every_owner)
-        if strangers := sorted(set(self._processes) - set(states.copies)):
-            return f"no host state belongs to process {few(strangers)}"
         handed: dict[int, Copies] = {}
         for process, of_process in plan.copies.items():
             me = self._usable.own.get(process, "")
