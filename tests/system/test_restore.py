@@ -34,7 +34,7 @@ def test_lost_slice_comes_back_from_its_peer_and_is_holder_again(results: Result
     assert moved(then) == [(0, ALL), (0, ALL), (ALL, 0), (ALL, 0)]
 
 
-def test_lost_process_gets_its_host_state_back_where_none_is_wanted(results: Results) -> None:
+def test_lost_process_gets_its_unwanted_host_state_back(results: Results) -> None:
     both = of(results, "tensors_restored_after_a_loss")
     for first, _ in both:
         assert (first["step"], first["differences"], first["iterator"]) == (10, [], [-1, 0])

@@ -226,10 +226,6 @@ class _Planner:
         )
         if isinstance(states, str):
             return plan
-        if self._needs_host_state and not states.all_empty:
-            plan = msgspec.structs.replace(plan, host_state_count=states.count)
-            if mismatch := self._count_mismatch(step, states.count):
-                return mismatch
         return self._with_host_states(plan, states)
 
     def _whole_copies(self, part: SaveParts) -> dict[int, Copies] | None:
@@ -298,15 +294,20 @@ class _Planner:
             process_count=count,
         )
 
-    def _with_host_states(self, plan: RestorePlan, states: HostStates) -> RestorePlan:
+    def _with_host_states(self, plan: RestorePlan, states: HostStates) -> RestorePlan | NoPlan:
         """Return the plan with the host states that each process applies or keeps.
 
         A process that has lost its own one keeps it again, also where none is applied: else the
         next loss would take the last copy.
         """
+        is_applied = self._needs_host_state and not states.all_empty
+        if is_applied:
+            plan = msgspec.structs.replace(plan, host_state_count=states.count)
         if states.count != len(self._processes):
-            if plan.host_state_count is None:
+            if not is_applied:
                 return plan
+            if mismatch := self._count_mismatch(plan.step, states.count):
+                return mismatch
             every_owner = tuple(
                 HostStateFetch(owner, digest, holders[:MAX_HOST_STATE_SOURCES])
                 for owner, (digest, holders) in states.copies.items()

@@ -23,7 +23,6 @@ from emergency_ckpt.core.limits import MAX_PLAN_MESSAGE_BYTES, ProcessIndex
 from emergency_ckpt.core.wording import valid_text
 from emergency_ckpt.errors import (
     CheckpointError,
-    CoordinationError,
     DeadlineExceeded,
     PeerLeft,
     PersistentTierError,
@@ -277,22 +276,16 @@ class StorageRounds:
         """Publish how ``save`` ended: for the first writer. CheckpointError if that fails.
 
         A failed try is repeated, since all others report a step that counts as failed where they
-        do not learn that it counts: until the deadline of the save, or the end of this process. The
-        outcome of a failed save raises no error: those who wait run into their deadline.
+        do not learn that it counts. The outcome of a failed save raises no error: those who wait
+        run into their deadline.
         """
         cell, data = self._outcome(save), msgspec.json.encode(outcome)
         deadline_s = time.monotonic() + self._timeout_s
-        while True:
-            try:
-                cell.settle(data)
-            except CheckpointError as error:
-                logging.warning("the others do not learn how step %d ended: %s", save.step, error)
-                left_s = deadline_s - time.monotonic()
-                if left_s > 0 and not self._ending.wait(min(_AGAIN_S, left_s)):
-                    continue
-                if not outcome.error:
-                    raise
-            return
+        try:
+            self._repeat(lambda: cell.settle(data), deadline_s, f"tell how step {save.step} ended")
+        except CheckpointError:
+            if not outcome.error:
+                raise
 
     def learn(self, save: SaveId, first_writer: int) -> StageReport:
         """Wait for the outcome of ``save``, and return it when ``save`` is complete.
@@ -307,9 +300,15 @@ class StorageRounds:
                 return "this process ends"
             return self.absent(save, [first_writer]).get(first_writer, "")
 
+        deadline_s = time.monotonic() + _SAVES * self._timeout_s
+
+        def ask() -> bytes:
+            return self._outcome(save).wait(deadline_left_s(deadline_s), inspect)
+
         self.is_learning = True
         try:
-            data = self._wait_for_outcome(save, inspect)
+            # For all others the step may be complete, so one failed call does not end the wait.
+            data = self._repeat(ask, deadline_s, f"learn how step {save.step} ended")
         except (DeadlineExceeded, PeerLeft) as error:
             raise DeadlineExceeded(
                 "learn the outcome of",
@@ -325,22 +324,21 @@ class StorageRounds:
         raise_failure(report, save.step)
         return report
 
-    def _wait_for_outcome(self, save: SaveId, inspect: Callable[[], str]) -> bytes:
-        """Return the outcome of ``save`` once it is there; a failed try is repeated.
+    def _repeat(self, ask: Callable[[], bytes], deadline_s: float, purpose: str) -> bytes:
+        """Return the answer of the service; ask again after an error of ``ask``.
 
-        For all other processes the step may be complete, so one failed call must not end the wait.
+        The error is raised at the deadline, at the end of this process, and for a peer that left.
         """
-        deadline_s = time.monotonic() + _SAVES * self._timeout_s
         while True:
             try:
-                return self._outcome(save).wait(deadline_left_s(deadline_s), inspect)
+                return ask()
             except PeerLeft:
                 raise
-            except CoordinationError as error:
+            except CheckpointError as error:
                 left_s = deadline_s - time.monotonic()
                 if left_s <= 0 or self._ending.wait(min(_AGAIN_S, left_s)):
                     raise
-                logging.warning("the outcome of step %d is asked for again: %s", save.step, error)
+                logging.warning("asks the service again, to %s: %s", purpose, error)
 
     def end_waits(self) -> None:
         """End all waits for outcomes, now and later. From any thread."""
