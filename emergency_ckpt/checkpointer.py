@@ -1,4 +1,8 @@
-"""``EmergencyCheckpointer``: save, restore, and the queries of a training loop."""
+"""``EmergencyCheckpointer``: save, restore, and the queries of a training loop.
+
+To read on: ``start`` opens a checkpointer. A save is ``save/saver.py``, whose head has its steps; a
+restore is ``resume.py``, then ``restore/restore.py``; an end is ``save/ending.py``.
+"""
 
 from __future__ import annotations
 
@@ -408,9 +412,9 @@ class EmergencyCheckpointer:
     def known_steps(self) -> CompleteSteps:
         """The complete steps of each tier: of ``go_on_after``, restored and saved since. No IO.
 
-        Without those that retention lets go, removed or not; so they are equal on all processes
-        that have no save in progress. A process that does not learn how a save to storage ended
-        lists its step after the next one.
+        Steps that retention has given up are not listed, even before their removal. So the lists
+        are equal on all processes that have no save in progress. A process that does not learn how
+        a save to storage ended lists the step of that save after the next save.
         """
         saved = self._saver.saved
         return CompleteSteps(saved.of("local"), saved.of("persistent"))
@@ -471,8 +475,8 @@ class EmergencyCheckpointer:
           SaveFailed: the last save to storage failed, or was forced and left out, and
             ``check_for_errors`` has not raised its error. The ``with`` block raises it too, so that
             a run without its last checkpoint does not end with exit status 0. While an exception is
-            handled, or with another exit status, it is logged. A failed save to RAM is none: once
-            training has ended, storage is what stays.
+            handled, or with another exit status, it is logged. A failed save to RAM raises nothing
+            here, because after the end of training only storage remains.
           DeadlineExceeded: see above.
         """
         if self._end.has_come:

@@ -29,8 +29,8 @@ class _Begun(NamedTuple):
 class Resume:
     """Restores of one checkpointer. For the training thread.
 
-    Neither ``save`` nor ``restore`` knows the other: what one has to learn from the other passes
-    through here.
+    Neither ``save`` nor ``restore`` knows the other: this class passes on what one needs from the
+    other.
     """
 
     def __init__(self, parts: Opened) -> None:

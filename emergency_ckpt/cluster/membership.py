@@ -142,7 +142,10 @@ class Membership:
         self.unread = started.unread
 
     def begin_life(self) -> None:
-        """Record the incarnation in RAM. Call after all have joined. LocalTierError, here alone."""
+        """Record the incarnation in RAM, after all have joined.
+
+        LocalTierError, on this process alone.
+        """
         self.tier.note_incarnation(self.incarnation)
         forget_secret(self.coordinator)  # all processes have read it
 

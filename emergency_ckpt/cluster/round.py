@@ -49,7 +49,7 @@ from emergency_ckpt.errors import (
 )
 
 Absent = Callable[[Collection[int]], Mapping[int, str]]
-"""Returns which of some processes have left, each with a sentence."""
+"""Returns those of the given processes that have left, each with the reason as a sentence."""
 Answer = bytes | Callable[[Collection[int]], bytes]
 """One value for all members, or a function that returns the value for some of them together."""
 Rule = Callable[[Mapping[int, bytes], Mapping[int, str]], Answer | None]
@@ -68,7 +68,8 @@ _LONGEST_SLICE_S = 8.0
 _SHORTEST_PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 2.0
 _INSPECTIONS_PER_S = 250.0
-"""Looks of all processes together, each of some four calls; the service answers some 2,500."""
+"""By all processes together. An inspection makes some four calls; the service answers some 2,500 a
+second."""
 
 
 def wait_for_key(
@@ -363,7 +364,7 @@ class Round:
         self._settle(Cell(self._coordinator, self._apart_key(name)), value)
 
     def learn_apart(self, name: str) -> bytes:
-        """Return the value that the leader has sent before its answer, which speaks of it."""
+        """Return the value that the leader sent before its answer, which refers to the value."""
         return self._coordinator.get(self._apart_key(name), self._timeout_s)
 
     def _apart_key(self, name: str) -> str:

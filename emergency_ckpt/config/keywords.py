@@ -23,10 +23,10 @@ class Settings(TypedDict, total=False):
 
     dir: os.PathLike[str] | str | None
     local_dir: os.PathLike[str] | str
-    mesh: jax.sharding.Mesh | None
     replica_axis: str | int | None
     local_save_every: SaveEvery
     save_every: SaveEvery
+    mesh: jax.sharding.Mesh | None
     run_id: str | None
     local_keep_last_n: int
     keep_last_n: int | None

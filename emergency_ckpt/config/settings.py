@@ -135,96 +135,89 @@ class Config:
     """Directory on this host's ramdisk (tmpfs), such as ``/dev/shm/eckpt``. A job that saves
     nothing there may leave it out: a restore then uses ECKPT_LOCAL_DIR, else
     ``/dev/shm/eckpt-<user id>``."""
-    mesh: jax.sharding.Mesh | None = setting(None, basic=True)
-    """Device mesh of the training state. None: the mesh of the state's own shardings where the
-    devices have a ``slice_index``; otherwise the job counts as one slice."""
     replica_axis: str | int | None = setting(None, basic=True)
-    """Name or index of the mesh axis along which slices are replicas, such as ``"slice"``. None:
-    the axis over several hosts that replicates the most bytes of the state, with ``dir`` only one
-    along which no leaf is split; without such an axis the job counts as one slice."""
+    """Name or index of the mesh axis along which slices are replicas, such as ``"data"``. None: the
+    axis over several hosts that replicates the most bytes of the state; if ``dir`` is set, only an
+    axis along which no leaf is split. A mesh without such an axis counts as one slice."""
     local_save_every: SaveEvery = setting(10, basic=True)
-    """When to save to the local tier; 0: never. A number of steps; a ``datetime.timedelta`` of the
-    leader's clock; a policy, which is an object of Orbax's ``SaveDecisionPolicy``, a user's own
-    subclass, or ``extras.pace.AdaptiveInterval``; or a list of these, of which one that is due is
-    enough: ``[100, timedelta(minutes=1)]``."""
+    """When to save to the local tier; 0: never. A number of steps, a ``datetime.timedelta`` of the
+    leader's clock, a policy (Orbax's ``SaveDecisionPolicy``, a user's own, or
+    ``extras.pace.AdaptiveInterval``), or a list of these, of which one that is due is enough:
+    ``[100, timedelta(minutes=1)]``."""
     save_every: SaveEvery = setting(1000, needs="dir", basic=True)
-    """The same for the persistent tier. With 0 here and in ``local_save_every`` a job only reads
-    ``dir``: an evaluator, which claims nothing on the ramdisk and may run beside the job that
+    """When to save to the persistent tier, as for ``local_save_every``: ``timedelta(hours=1)``. If
+    both are 0 the job only reads ``dir``, as an evaluator does, and may run beside the job that
     saves."""
+    mesh: jax.sharding.Mesh | None = setting(None)
+    """Device mesh of ``replica_axis``, such as ``Mesh(devices, ("data", "model"))``. None: the
+    slices of the devices (``slice_index``, on TPUs), else the mesh of the state's shardings."""
     run_id: str | None = setting(None)
-    """Name of the run. Files of another run in ``local_dir`` are never restored. None: a name
-    derived from ``dir``."""
+    """Name of the run, such as ``"run7"``: files of another run in ``local_dir`` are never
+    restored. None: a name derived from ``dir``."""
     local_keep_last_n: int = setting(1, least=1, most=64)
-    """Number of complete steps that the local tier keeps, besides the one being written. Each needs
-    the same amount of RAM."""
+    """Number of complete steps that the local tier keeps, besides the one being written: 2 keeps a
+    step to go back to. Each needs the same amount of RAM."""
     keep_last_n: int | None = setting(None, least=1, needs="dir")
-    """Number of complete steps kept in the persistent tier; None keeps all."""
+    """Number of complete steps kept in the persistent tier, such as 5. None keeps all."""
     keep_every_n_steps: int | None = setting(None, least=1, needs="keep_last_n")
-    """With ``keep_last_n``: multiples of this number are kept as well."""
+    """With ``keep_last_n``: multiples of this number, such as 10,000, are kept as well."""
     preservation_policy: PreservationPolicy | None = setting(None, needs="dir")
     """Policy that selects the steps to keep in the persistent tier, instead of ``keep_last_n`` and
     ``keep_every_n_steps``: an Orbax ``PreservationPolicy``, such as ``EveryNSteps(10_000)``, or a
     user's own. The last complete step is always kept."""
     async_save: bool = setting(True, may_differ=True)
-    """False: ``save`` returns when the step is complete or has failed."""
+    """False: ``save`` returns when the step is complete or has failed, as in a test of a loop."""
     on_preemption: OnPreemption = setting("save")
-    """What happens at a notice of a preemption, such as SIGTERM. "save": all processes save one
-    step in both tiers, whatever the policies. "exit": ``save`` then also ends the process by
-    ``SystemExit`` with status 143. "ignore": nothing, but for a tier that has a
-    ``PreemptionCheckpointingPolicy``."""
+    """What a notice of a preemption, such as SIGTERM, causes. "save": one save to both tiers by all
+    processes. "exit": the same, after which ``save`` raises ``SystemExit`` with status 143.
+    "ignore": nothing, unless a tier has a ``PreemptionCheckpointingPolicy``."""
     preemption_grace_s: float = setting(25.0, may_differ=True)
-    """Time from the notice to the kill. The local tier is saved first; a save that is not complete
-    by then is named in the log."""
+    """Time from the notice to the kill, such as 25 on Kubernetes by default. The save to the local
+    tier comes first; a save that is not complete by then is named in the log."""
     placement: PlacementPolicy = setting(AllButPrimary())
-    """Choice of the slices that store each shard in the local tier, as a policy or its text.
-    ``"all_but_primary"``: every slice but the first stores all shards. ``"striped(2)"``, an extra:
-    two slices store each shard, so a process transfers and stores less. See ``eckpt plan``."""
+    """Slices that store each shard in the local tier, as a policy or its text.
+    ``"all_but_primary"``: all slices but the first. ``"striped(2)"``: two slices for each shard, so
+    that a process transfers and stores less; ``eckpt plan`` compares them."""
     host_state_remap: HostStateRemap | None = setting(None)
-    """Function that derives a process's host state from those of a job of another size, of
-    ``(all former host states, process, count)``. docs/policies.md has recipes for Grain."""
+    """Function of ``(all former host states, process, count)`` that returns the host state of a
+    process when the number of processes has changed. docs/policies.md has one for Grain."""
     non_finite: NonFinite = setting("report")
-    """What a save does about values that are NaN or infinite; their count costs nothing beside the
-    checksum. "report": the event ``save.non_finite`` names leaves that were finite before: at an
-    earlier save of this process, or in the step that it restored. "off": nobody counts."""
+    """"report": the event ``save.non_finite`` names leaves with NaN or infinite values that had
+    none at an earlier save, or in the restored step. "off": nothing is counted."""
     require: Collection[Requirement] = setting(())
-    """What this job must have; without a name, its lack is a warning. "secret": ConfigError instead
-    of generating a secret. "peers": PeerUnreachable at the start where a neighbour of this process
-    does not answer within ``stall_timeout_s``, as behind a firewall. "storage": an error at the
-    start of a job that saves in ``dir`` where a small file cannot be written, read and removed."""
+    """What the job must have, as in ``{"secret", "peers"}``; the start fails without. "secret": a
+    secret that the job did not make up itself. "peers": an answer of this process's neighbour.
+    "storage": a small file that can be written, read and removed in ``dir``."""
     bind_host: str | None = setting(None, may_differ=True, least=1, most=253)
     """Address on which this process serves its shards to peers, such as ``"10.0.0.7"``. None: the
-    address from which this host reaches the job's coordinator, or, where that is a loopback
-    address, the processes on other hosts; 127.0.0.1 in a job on one machine."""
+    address from which this host reaches the coordinator, or else the other hosts; 127.0.0.1 in a
+    job on one machine."""
     bind_port: int = setting(0, may_differ=True, most=65535)
-    """Port on which this process serves its shards; 0: a free port. A job that only reads always
-    takes a free port."""
+    """Port on which this process serves its shards, such as 9500. 0: a free port, which a job that
+    only reads always takes."""
     secret_file: str | None = setting(None, may_differ=True, least=1)
-    """File with the run's secret: 32 to 4096 bytes, not readable by other users. None: the
-    environment variable ECKPT_SECRET, else the secret of `eckpt launch`; else one that the
-    processes generate, with a warning."""
+    """File with the run's secret, such as ``/etc/eckpt/secret``: 32 to 4096 bytes, not readable by
+    other users. None: the variable ECKPT_SECRET, else the secret of ``eckpt launch``, else one that
+    the processes generate, with a warning."""
     device_copy_bytes: int | None = setting(None, may_differ=True)
-    """Memory of each device for copies of the state, such as ``8 << 30``: the training thread waits
-    only for leaves that do not fit. None: at most half of what was free on every device during one
-    whole interval between saves, where that can be known (a TPU, or a GPU whose memory JAX took at
-    the start). 0: no copies."""
+    """Memory of each device for copies of the state, such as ``8 << 30``; 0: no copies. The
+    training thread waits only for leaves that do not fit. None: at most half of what was free
+    throughout one interval between saves, where JAX can tell."""
     device_reads: DeviceReads = setting("auto", may_differ=True)
-    """Way in which arrays leave the devices. "auto": what a probe at the start found to work, see
-    the event ``start.link``. "pinned_host", "pageable": JAX's own transfers; memory of the first
-    kind comes from a pool that JAX never gives back."""
+    """How arrays leave the devices. "auto": the way that a probe at the start found to work, which
+    the event ``start.link`` names. "pinned_host", "pageable": JAX's own transfers; JAX never gives
+    the memory of the first back."""
     stall_timeout_s: float = setting(60.0, may_differ=True)
-    """Longest time in which nothing moves: a restore or a save to storage then ends with an error
-    that names who stands still. Other limits follow from this one. Ten times as long has what moves
-    no bytes: a process that comes late, a ``set_state``, one call to storage. Twice as long: a
-    start, and a save to RAM that waits for other processes or for the previous save. Half as long:
-    the saves in progress when an exception leaves the ``with`` block, and, up to 30 s, a silent
-    peer, after which a restore asks other holders."""
+    """Longest time in which nothing moves, such as 120 on slow storage: a restore or a save to
+    storage then ends with an error that names who stands still. docs/configuration.md lists the
+    limits that follow from this one."""
     total_timeout_s: float = setting(14400.0, may_differ=True)
-    """Longest time of a whole restore, or of a whole save to storage, however much moves."""
+    """Longest time of a whole restore, or of a whole save to storage, such as ``4 * 3600``, however
+    much moves."""
     on_event: OnEvent | Sequence[OnEvent] | None = setting(None, may_differ=True)
     """What is called with each ``events.Event``, in the thread that emits it: a function, an
-    observer, the text of an observer of ``emergency_ckpt.extras``, or a list of these:
-    ``["event_log(/logs/run7)", "prometheus(9400)", "hang(600)"]``. Texts in the variable
-    ECKPT_OBSERVERS, separated by spaces, are added."""
+    observer, its text, or a list of these: ``["event_log(/logs/run7)", "prometheus(9400)"]``. Texts
+    in the variable ECKPT_OBSERVERS, separated by spaces, are added."""
 
     orbax: OrbaxFace = dataclasses.field(default=OrbaxFace(), metadata=NO_SETTING)
     """What a face of Orbax asks for."""
@@ -380,6 +373,15 @@ def _setting_names() -> frozenset[str]:
 
 _DROPPED = {
     "allow_missing_host_state": "for a step without host states call restore without host_state",
+    "suspect_lives": "restore.suspect names a step that ends each life; go back with restore(step)",
+    "keep_newer": "after restore(step) newer steps stay until the first save, and then are hidden",
+    "snapshot_mode": "set device_copy_bytes; 0 makes no copies on the devices",
+    "transfer_security": "every transfer is encrypted; set secret_file",
+    "on_divergence": "the event 'divergence' names shards that differ; a restore takes one content",
+    "preemption_notice": "add a source to on_event, such as 'notices(gce)'",
+    "metrics_port": "add 'prometheus(9400)' to on_event, with the port",
+    "event_log": "add 'event_log(/logs/run7)' to on_event, with the folder",
+    "hang_timeout_s": "add 'hang(600)' to on_event, with the seconds",
     "start_timeout_s": "set stall_timeout_s: a start has twice as long",
     "save_timeout_s": "set stall_timeout_s: a save to RAM has twice as long",
     "transfer_timeout_s": "set stall_timeout_s: a silent peer has half as long, at most 30 s",

@@ -19,12 +19,12 @@ T = TypeVar("T")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Setting:
-    """One row: a setting, and every trait that is checked, compared or told of it.
+    """One row: a setting, and every trait that is checked, compared or documented.
 
     Attributes:
       kind: type of its values, without None; ``annotation`` is that of the field, as text.
       is_optional: None is a value too.
-      may_differ: it is a process's own affair; all others must be equal on all processes.
+      may_differ: the value may differ between processes; all other settings must be equal.
       least, most: of a number; of a text its length. A number of seconds is above zero, other
         numbers are at least 0.
       basic: a setting of most jobs; the page has these first.
@@ -61,7 +61,7 @@ class Setting:
         return not isinstance(value, int | float) or value not in (0, self.default)
 
     def problem(self, value: object) -> str | None:
-        """Return what is wrong with ``value``, of any type; None when nothing can be said of it."""
+        """Return what is wrong with ``value``, of any type; None when no fault is known."""
         if value is None and self.is_optional:
             return None
         if self.kind is str and isinstance(value, str):

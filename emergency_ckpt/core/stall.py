@@ -19,8 +19,8 @@ _PATIENCE_IN_STALLS = 10
 USUAL_PIECE_BYTES = 64 << 20
 """The largest chunk that this package writes: 1.1 MB/s bring it within the usual stall limit."""
 _SLOWEST_BYTES_PER_S = 2e6
-"""The bytes of one answer beyond ``USUAL_PIECE_BYTES`` have this time more, since no byte of an
-answer is seen before all have come."""
+"""An answer of more than ``USUAL_PIECE_BYTES`` has more time, by this rate for the bytes beyond: no
+byte of an answer is seen before all bytes have arrived."""
 
 
 @dataclasses.dataclass(frozen=True)

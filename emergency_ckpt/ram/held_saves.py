@@ -77,7 +77,7 @@ class HeldSaves:
                     host_states.setdefault(
                         (host_state.save, host_state.owner, host_state.count), host_state
                     )
-            # Orphans may have been left behind by the chain of this process.
+            # The chain of this process may exclude saves in directories of former processes.
             complete = max(
                 complete_saves, key=lambda s: (not self._own.excludes(s), s), default=None
             )
@@ -121,7 +121,7 @@ class HeldSaves:
     def complete_steps(self, deadline_s: float | None = None) -> list[SaveId]:
         """Return the newest save known as complete, if its tensors are held. Does not block.
 
-        Of older saves here only all processes together know whether they are complete.
+        Only all processes together know whether an older save is complete.
         """
         del deadline_s
         tensors, _, complete = self.held()

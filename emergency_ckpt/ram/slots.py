@@ -35,7 +35,7 @@ from emergency_ckpt.state.mapped import MappedMemory, Mapper, Pins
 from emergency_ckpt.types import SaveId
 
 _MAP_TIMEOUT_S = 30.0
-"""Within which a mapper maps one piece, or does not work."""
+"""A mapper that needs longer for one piece does not work."""
 _UNMAP_TIMEOUT_S = 30.0
 _kept: list[npt.NDArray[np.uint8]] = []
 """Memory that a device did not let go of."""
@@ -48,11 +48,11 @@ class Slot:
       published: the published contents, or None.
       writing: a ``SlotWriter`` is in use.
       readers: number of peers, verifications and restores that read the slot now.
-      pins: of saves to storage that write from the slot.
+      pins: one for each save to storage that writes from the slot.
       bad_shards: indices of shards that failed verification.
       whole: whether all processes have the save, as their vote or a restore found; None: unknown.
       written: the pages were written or cleared before this process opened the slot.
-      mapped: what of the memory is mapped for the devices' DMA.
+      mapped: the part of the memory that is mapped for the DMA of the devices.
     """
 
     written = False

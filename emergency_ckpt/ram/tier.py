@@ -51,8 +51,8 @@ _T = TypeVar("_T")
 class LocalTier(HeldSaves):
     """Slots and host states of one process; see the module.
 
-    ``_lock`` guards the tables. ``_saving`` serialises what is long: it makes, grows and deletes
-    slots. Whoever takes both takes ``_saving`` first.
+    ``_lock`` guards the tables. ``_saving`` is held while slots are made, grown or deleted, which
+    takes long. A thread that needs both locks takes ``_saving`` first.
     """
 
     name: TierName = LOCAL
@@ -215,7 +215,7 @@ class LocalTier(HeldSaves):
                     except RamdiskFull:
                         if len(self._own.slots) < self._slots_needed:
                             raise
-                        break  # others were faster: what saves need is there
+                        break  # others took the room; the slots that saves need are there
                 self._reserved_bytes = size_bytes
             finally:
                 self._slots_to_come = 0
@@ -421,9 +421,10 @@ class LocalTier(HeldSaves):
         keep: Slot | None = None,
         restores: bool,
     ) -> _T:
-        """Call ``work`` until it finds room: what is needed least here makes way, then other runs.
+        """Call ``work`` until there is room. After a failure the least needed data make way.
 
-        RamdiskFull when nothing is left that may go. The caller holds ``_saving``.
+        These are first data of this run, then of other runs. RamdiskFull when no data are left
+        that may go. The caller holds ``_saving``.
         """
 
         def after_making_way() -> _T:

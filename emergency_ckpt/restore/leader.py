@@ -112,7 +112,7 @@ class RestoreLeader:
         self._view: StoredView | None = None
         self._stored: dict[int, PersistentStep] = {}
         self._has_asked = False
-        self._sufficed: RestorePlan | None = None  # for it, storage was not waited for longer
+        self._sufficed: RestorePlan | None = None  # in RAM; storage was not waited for any longer
         self._persistent_error: CheckpointError | None = None
         self._step: int | None = None  # of the last answer
         self._load: LoadPlan | None = None  # of the last answer
@@ -340,7 +340,7 @@ class RestoreLeader:
         return lives_from(save, [*self._restored, *listed])
 
     def _read_more(self, answer: RestorePlan | NoPlan, *, is_patient: bool) -> bool:
-        """Read manifests of saves that would go before ``answer``; return whether there were any.
+        """Read manifests of saves that would be preferred to ``answer``; return whether any was.
 
         ``is_patient`` and errors: as of ``ManifestReads.read``. Saves that do not count are not
         waited for.
@@ -348,7 +348,7 @@ class RestoreLeader:
         unread = self._manifests.unread if is_patient else self._manifests.unasked
         timeline = self._inventory.timeline
         if not is_patient and isinstance(answer, NoPlan) and answer.kind in _NOTHING_LEFT:
-            timeline = None  # what does not count shows that there once was a step
+            timeline = None  # saves that do not count still prove that there was a step
         if timeline is not None and self._requested_step is None:
             reason = timeline.rejection_reason
             unread = {d: x for d, x in unread.items() if not reason(x.step, x.incarnation)}
@@ -473,8 +473,8 @@ class RestoreLeader:
     def _ask_storage_again(self, answer: RestorePlan | NoPlan) -> bool:
         """Ask storage with more patience where ``answer`` is worse than the step that sufficed.
 
-        Returns whether storage was asked. The error of storage, where storage may have the better
-        step, and only an older step is left in RAM.
+        Returns whether storage was asked. Raises the error of storage if storage may have the
+        better step and RAM has only an older one.
         """
         first = self._sufficed
         if self._persistent is None or first is None or self._persistent_error is None:

@@ -276,7 +276,7 @@ class Ending:
             self.end_threads(min(_STOP_TIMEOUT_S, max(_LEAST_STOP_S, left_s)))
 
     def abandon(self, timeout_s: float) -> None:
-        """Wait so long for saves in progress, then end all threads that end soon; never raise.
+        """Wait up to ``timeout_s`` for saves in progress, then end all threads; never raise.
 
         Where a notice is overdue, this bad end reports the missed notice.
         """

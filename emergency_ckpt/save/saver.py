@@ -5,10 +5,10 @@ In the training thread, by ``Saver.save``:
 1. ``PreemptionWatch.reached`` looks for a notice, and ``DueSaves.take`` returns the tiers in which
    a save is due at this step. When no save is due, ``save`` returns: no flattening, no call.
 2. ``SavedSteps.identity`` names the save, and a ``SaveRequest`` has the caller's arguments.
-   ``_settle_past`` decides which steps count beside an incarnation's first save, or the first
-   after a restore.
+   ``_settle_past`` decides at the first save after a start or a restore which earlier steps count.
 3. For each tier, the local one first (``_begin``): ``TurnWait`` waits for the tier's previous save.
-   If that takes too long, this save is left out: a save to RAM by the leader, for all (``Turns``).
+   If that takes too long, this save is left out. A save to RAM is left out by the leader, for all
+   processes (``Turns``).
 4. ``SaveWork.take`` captures the host state and takes a ``Snapshot`` of the shards that
    ``ProcessPlacement`` gives this process, and returns the work that is left.
 5. ``Snapshot.start`` starts the copies off the devices, as many as may be in flight;
@@ -197,7 +197,7 @@ class Saver:
         return begun
 
     def _settle_past(self, save: SaveId, saves_to: Collection[TierName]) -> None:
-        """Decide which steps count beside an incarnation's first ``save``, or after a restore.
+        """Decide which earlier steps count from the first save after a start or a restore on.
 
         After a restore of a requested step, the newer steps are forgotten now: in RAM at once, in
         storage in the background, by the save to storage where ``saves_to`` names that tier.
@@ -405,7 +405,7 @@ class Saver:
         return self._due.name
 
     def expect_steps_after(self, step: int) -> None:
-        """After a restore of ``step`` (-1: of none), announce also the first steps to come."""
+        """Announce the step after the restored ``step`` (-1: none), before the loop reaches it."""
         self._due.expect(step)
 
     def continue_from(

@@ -1,8 +1,8 @@
 """The background vote: whether every process has published a save. ``save`` has the rules.
 
 The ballots are sent in a round (``cluster.round``) that process 0, the leader, leads. The decision
-is a cell beside the round. The leader decides on each save before it begins the next, and never on
-a save that it has passed; so a passed save without a decision is incomplete.
+is a cell beside the round. The leader decides on each save before it begins the next, and never
+goes back to an earlier save. So an earlier save without a decision is incomplete.
 """
 
 from __future__ import annotations

@@ -569,7 +569,7 @@ class DirectoryWriter:
                 f"{self._directory}/{name}",
                 "this package did not write what is there",
             )
-            hint = "move it elsewhere: each folder with the name of a step is a step's alone"
+            hint = "move it elsewhere: a folder named like a step may contain only that step"
             raise PersistentTierError("save", target, problem, hint=hint)
         self._clear(step)
 
@@ -802,7 +802,8 @@ class DirectoryWriter:
     def _delete(self, step: int, folders: Collection[str], *, unfinished: bool = False) -> None:
         """Remove ``folders`` and documents of ``step``.
 
-        ``unfinished``: temporary folders too, and of all this what a save of this package wrote.
+        ``unfinished``: remove temporary folders too. Of all these folders, remove only files that a
+        save of this package wrote.
         """
         storage, documents = self._storage, f"{HOST_STATE}/{step}"
         below = sorted(folders)

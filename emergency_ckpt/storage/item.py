@@ -1,6 +1,6 @@
 """The Orbax item with the arrays of a step, written through TensorStore: its parts and documents.
 
-Orbax's own handlers need ten times as long as the writes where there are thousands of arrays. Here
+With thousands of arrays, Orbax's own handlers take ten times as long as the writes. In this module
 the work for each array is one open and one write. The files are those of Orbax's handler of
 pytrees, and Orbax reads them.
 

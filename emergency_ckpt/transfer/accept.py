@@ -189,7 +189,7 @@ class Accept:
                 accepted.sock.send(wire.encode_frame(answer))
         except (NotProved, OSError) as error:
             self._note(accepted.name, str(error))
-            self._drop(accepted)  # without a word: the client would not believe any
+            self._drop(accepted)  # without an answer: the client would not believe one
 
     def _expire(self) -> None:
         now_s = time.monotonic()

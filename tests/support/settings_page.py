@@ -22,8 +22,8 @@ other numbers are at least 0, unless the column of types says otherwise. This pa
 """
 _BASIC = """## Basic settings
 
-A job needs `local_dir`, and `dir` or `run_id`; on more than one slice also `mesh` with
-`replica_axis`. On a cluster, `secret_file` or ECKPT_SECRET should give a secret.
+A job needs `local_dir`, and `dir` or `run_id`. On a cluster, `secret_file` or ECKPT_SECRET should
+give a secret.
 
 """
 _ADVANCED = """
@@ -32,6 +32,19 @@ _ADVANCED = """
 Their defaults are right for most jobs. Sizes of buffers, threads and priorities are no settings:
 they follow from the machine.
 
+"""
+_LIMITS = """
+## Time limits
+
+The table shows the limits that follow from `stall_timeout_s`.
+
+| what waits | limit |
+|---|---|
+| a restore or a save to storage in which no byte moves | `stall_timeout_s` |
+| what moves no bytes: a process that comes late, a `set_state`, one call to storage | ten times |
+| a start; a save to RAM that waits for other processes or for the previous save | twice |
+| the saves in progress when an exception leaves the `with` block | half |
+| a silent peer, after which a restore asks other holders | half, at most 30 s |
 """
 _COLUMNS = """| setting | type | default | each | meaning |
 |---|---|---|---|---|
@@ -86,7 +99,7 @@ def configuration_page() -> str:
     meanings = meanings_of_settings()
     lines = [(row.basic, _line(row, meanings[row.name])) for row in settings_table(Config)]
     basic, advanced = ("".join(line for of, line in lines if of is kind) for kind in (True, False))
-    return _HEAD + _BASIC + _COLUMNS + basic + _ADVANCED + _COLUMNS + advanced
+    return _HEAD + _BASIC + _COLUMNS + basic + _ADVANCED + _COLUMNS + advanced + _LIMITS
 
 
 def meanings_of_settings() -> dict[str, str]:
