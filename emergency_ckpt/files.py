@@ -1,6 +1,6 @@
 """Small files of a directory: whole or absent, bounded, and never through a symbolic link.
 
-Every call but ``resolved`` takes the descriptor of an open directory and a plain name, so no path
+Every call takes the descriptor of an open directory and a plain name, so no path
 leads out of it. Files of a ramdisk are not synced, because tmpfs ignores fsync; the order of
 publishing suffices.
 """
@@ -17,7 +17,6 @@ import sys
 import time
 from collections.abc import Generator
 from pathlib import Path
-from urllib.parse import unquote
 
 from emergency_ckpt.errors import CorruptData, LocalTierError, MemoryLimitReached, RamdiskFull
 
@@ -30,25 +29,6 @@ _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 _sequence = itertools.count()  # next() is atomic: temporary names differ between threads
-
-
-def plain_path(directory: str) -> str:
-    """Return the path of a URL that begins with ``file:///``, and any other text as it is."""
-    path = directory.removeprefix("file://")
-    return unquote(path) if path != directory and path[:1] == "/" else directory
-
-
-def resolved(directory: str) -> str:
-    """Return a path without links, ``..`` and ``//``, or a URL without empty parts.
-
-    TensorStore, Orbax and this package then see one name. A link that is changed later is not
-    followed anew. Reads the file system for a path.
-    """
-    directory = plain_path(directory)
-    scheme, is_url, rest = directory.partition("://")
-    if not is_url:
-        return os.path.realpath(directory)
-    return f"{scheme}://{'/'.join(part for part in rest.split('/') if part)}"
 
 
 class NotOwn(PermissionError):
@@ -154,15 +134,17 @@ def open_regular(name: str, dir_fd: int, flags: int, *, any_mode: bool = False) 
 
 
 def read_bounded(name: str, dir_fd: int, limit_bytes: int) -> bytes:
-    """Return all bytes of a file. CorruptData over the limit, FileNotFoundError when absent."""
+    """Return all bytes of a file. CorruptData over the limit, FileNotFoundError when absent.
+
+    CorruptData too when the file cannot be opened or read, as where its memory is damaged.
+    """
     try:
-        fd = open_regular(name, dir_fd, os.O_RDONLY)
+        with open(open_regular(name, dir_fd, os.O_RDONLY), "rb") as file:
+            data = file.read(limit_bytes + 1)
     except FileNotFoundError:
         raise
     except OSError as error:
-        raise CorruptData("read", name, f"cannot be opened: {error.strerror}") from error
-    with open(fd, "rb") as file:
-        data = file.read(limit_bytes + 1)
+        raise CorruptData("read", name, f"cannot be read: {error.strerror}") from error
     if len(data) > limit_bytes:
         raise CorruptData("read", name, "too long", expected=f"at most {limit_bytes} bytes")
     return data

@@ -8,6 +8,7 @@ progress and no longer (``core.stall.BeatLog``).
 
 from __future__ import annotations
 
+import contextlib
 import math
 import threading
 import time
@@ -34,6 +35,8 @@ _Beat = tuple[int, ProcessWork]
 
 class Beats:
     """While inside, sends this process's beats in one piece of work, and reads the others' beats.
+
+    RuntimeError at the beginning where no thread can be started.
 
     Args:
       name: of the keys; the leader deletes them once all have left the work.
@@ -66,10 +69,12 @@ class Beats:
         self._thread = threading.Thread(target=self._run, name="eckpt-beats", daemon=True)
 
     def __enter__(self) -> Beats:
-        self._progress.clock.__enter__()
-        self._log = BeatLog(self._limits, self._progress.clock.now_s())
-        self._told_s = time.monotonic()
-        self._thread.start()
+        with contextlib.ExitStack() as entered:
+            entered.enter_context(self._progress.clock)
+            self._log = BeatLog(self._limits, self._progress.clock.now_s())
+            self._told_s = time.monotonic()
+            self._thread.start()
+            entered.pop_all()
         return self
 
     def __exit__(self, *raised: object) -> None:

@@ -43,7 +43,7 @@ from emergency_ckpt.core.address import outside_hosts, reachable_host
 from emergency_ckpt.core.wording import processes_text, valid_text
 from emergency_ckpt.errors import CheckpointError, ConfigError, CoordinationError, DeadlineExceeded
 from emergency_ckpt.events import EventSink
-from emergency_ckpt.files import resolved
+from emergency_ckpt.paths import resolved
 from emergency_ckpt.ram.leftovers import GRACE_S, LeftRun, OtherRuns, greatest_number
 from emergency_ckpt.ram.tier import LocalTier
 from emergency_ckpt.run_secret import OwnSecret, check_secret, generate_secret, stretched

@@ -255,7 +255,12 @@ def agree_start(
         unread = valid_text(reports[0].unread, ERROR_LIMIT_CHARS)
         return msgspec.json.encode(Started(incarnation, newest_step, complete, unread))
 
-    data = hello_round.hold(msgspec.json.encode(hello), hello_round.when_all(begin))
+    try:
+        data = hello_round.hold(msgspec.json.encode(hello), hello_round.when_all(begin))
+    except CheckpointError as error:
+        if failure is not None:
+            raise failure from error
+        raise
     agreed = decode_message(data, Started, "hello.told")
     if failure is not None:
         raise failure

@@ -125,7 +125,8 @@ class ProcessHoldings:
 
     def inventory(self) -> HolderInventory:
         inventory = self._tier.inventory(self.name, self.process_index, self.address)
-        return inventory if self.loaded is None else self.loaded.added_to(inventory)
+        loaded = self.loaded  # the end of a restore may set None meanwhile
+        return inventory if loaded is None else loaded.added_to(inventory)
 
     def contents(self, digest: str) -> Contents | None:
         """Return the contents with a digest, or None when this process does not have them."""

@@ -35,8 +35,8 @@ from emergency_ckpt.core.save.snapshot_plan import DeviceReads
 from emergency_ckpt.core.stall import TimeLimits
 from emergency_ckpt.errors import ConfigError
 from emergency_ckpt.extensions import parse_placement
-from emergency_ckpt.files import plain_path, resolved
 from emergency_ckpt.observer import OnEvent
+from emergency_ckpt.paths import plain_path, resolved
 from emergency_ckpt.types import HostStateRemap, OnPreemption, Requirement, TierName
 
 if TYPE_CHECKING:

@@ -11,14 +11,12 @@ import functools
 import math
 import numbers
 import os
-import re
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
 import jax
-from etils import epath
 
 from emergency_ckpt.config.policies import parts_of
 from emergency_ckpt.config.table import LONGEST_TIME_S, is_whole_number, settings_table
@@ -29,11 +27,9 @@ from emergency_ckpt.errors import ConfigError
 from emergency_ckpt.events import Event
 from emergency_ckpt.extensions import extension_of
 from emergency_ckpt.observer import Observer, OnEvent
+from emergency_ckpt.paths import dir_problems, local_dir_problems
 from emergency_ckpt.run_secret import own_secret
 
-_UNSTORABLE = re.compile(r"[\\*?\[]|(?<=/)gs:(?=/)")
-"""TensorStore takes a backslash for a slash. Orbax looks for what it has written by a pattern that
-contains the whole path, and takes ``gs:`` in the middle of one for the start of a URL."""
 _LONGEST_TIME = datetime.timedelta(seconds=LONGEST_TIME_S)
 _SAVE_EVERY = "a whole number of steps from 0 on, a datetime.timedelta, a policy, or a list of them"
 
@@ -60,13 +56,13 @@ def config_problems(config: Any) -> list[str]:
 def _rule_problems(config: Any, is_sound: Callable[..., bool]) -> Iterator[str]:
     """Yield what the rows do not find. ``is_sound(*names)``: they have found no fault in these."""
     if is_sound("local_dir"):
-        yield from _local_dir_problems(config.local_dir)
+        yield from local_dir_problems(config.local_dir)
     if is_sound("dir", "run_id") and config.dir is None and config.run_id is None:
         yield "neither dir nor run_id is set: nothing names the run"
     if is_sound("run_id") and not (config.run_id is None or NAME_PATTERN.fullmatch(config.run_id)):
         yield f"run_id {config.run_id!r} may only have letters, digits, '.', '_' and '-'"
     if is_sound("dir") and config.dir is not None:
-        yield from _dir_problems(config.dir)
+        yield from dir_problems(config.dir)
     yield from _on_event_problems(config.on_event)
     if is_sound("dir", "local_dir") and config.dir is not None and config.local_dir:
         yield from _nested_problems(config.dir, config.local_dir)
@@ -85,13 +81,6 @@ def _rule_problems(config: Any, is_sound: Callable[..., bool]) -> Iterator[str]:
     if is_sound("require", "secret_file") and "secret" in config.require:
         yield from _secret_problems(config.secret_file)
     yield from _mesh_problems(config.mesh, config.replica_axis)
-
-
-def _local_dir_problems(local_dir: str) -> Iterator[str]:
-    if not local_dir:
-        yield "local_dir is not set (a directory on a tmpfs, e.g. /dev/shm/eckpt)"
-    elif not Path(local_dir).is_absolute():
-        yield f"local_dir {local_dir!r} is not an absolute path"
 
 
 def listeners_of(on_event: object) -> list[Any]:
@@ -120,28 +109,6 @@ def _on_event_problems(on_event: object) -> Iterator[str]:
                 yield from error.problems
         elif isinstance(listener, type) or not callable(listener):
             yield f"on_event: {listener!r} is neither a function nor an observer"
-
-
-def _dir_problems(directory: str) -> Iterator[str]:
-    wrong = _UNSTORABLE.search(f"{directory}/")
-    if wrong is not None:
-        yield f"dir {directory!r}: Orbax cannot store arrays below a name with {wrong.group()!r}"
-        return
-    if "://" not in directory:
-        if not Path(directory).is_absolute():
-            yield f"dir {directory!r} is not an absolute path"
-        return
-    try:
-        epath.Path(directory)
-    except (KeyError, ValueError) as error:
-        why = f"which knows no {error}" if isinstance(error, KeyError) else str(error)
-        yield f"dir {directory!r} cannot be reached by etils.epath, {why}"
-        return
-    rest = directory.partition("://")[2]
-    if not rest.partition("/")[0]:
-        yield f"dir {directory!r} names no bucket"
-    elif "#" in rest or {".", ".."} & set(rest.split("/")):
-        yield f"dir {directory!r}: Orbax would store arrays elsewhere (a '#', '.' or '..')"
 
 
 def _nested_problems(directory: str, local_dir: str) -> Iterator[str]:

@@ -10,8 +10,10 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import stat
 import time
 from collections.abc import Callable, Generator, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import TypeVar
 
@@ -34,7 +36,8 @@ from emergency_ckpt.ram.process_files import NUMBERS, ProcessFiles
 
 GRACE_S = 86400.0
 """Time in seconds after its last change during which a run is kept."""
-_MOST_ENTRIES = 1000  # read per directory for its age and size
+_MOST_ENTRIES = 10_000
+"""Files of a process directory that are looked at for its age and size."""
 _MOST_NAMED = 4
 
 T = TypeVar("T")
@@ -212,14 +215,16 @@ def _inspect(run_dir: Path) -> LeftRun:
     directories = tuple(claims.process_directories(run_dir))
     changed_s, size_bytes = 0.0, 0
     for directory in directories:
-        for status in _statuses(directory):
+        # A process directory has slots, and host states in a folder for each save.
+        for status in islice(_statuses(directory, depth=2), _MOST_ENTRIES):
             changed_s = max(changed_s, status.st_mtime)
             size_bytes += status.st_blocks * 512
     owner_uid = os.stat(run_dir, follow_symlinks=False).st_uid
     return LeftRun(run_dir.name, directories, changed_s, size_bytes, owner_uid)
 
 
-def _statuses(directory: Path) -> Iterator[os.stat_result]:
+def _statuses(directory: Path, *, depth: int) -> Iterator[os.stat_result]:
+    """Yield the status of a directory, and of what lies there and up to ``depth`` folders below."""
     try:
         dir_fd = files.open_directory(directory)
     except OSError:
@@ -228,7 +233,11 @@ def _statuses(directory: Path) -> Iterator[os.stat_result]:
         yield os.fstat(dir_fd)
         for name in os.listdir(dir_fd)[:_MOST_ENTRIES]:
             with contextlib.suppress(OSError):
-                yield os.stat(name, dir_fd=dir_fd, follow_symlinks=False)
+                status = os.stat(name, dir_fd=dir_fd, follow_symlinks=False)
+                if not stat.S_ISDIR(status.st_mode):
+                    yield status
+                elif depth:
+                    yield from _statuses(directory / name, depth=depth - 1)
 
 
 SETTLE_S = 5.0

@@ -112,6 +112,26 @@ class Claim:
         self._close = weakref.finalize(self, _close_all, (lock_fd, dir_fd))
         drop_in_child(self, Claim.release)
 
+    def lock_again(self, start: str) -> bool:
+        """Lock the directory anew, of which another program removed only ``owner.lock``.
+
+        Return False when the directory itself is gone. LocalTierError when another process has
+        locked it since; OSError.
+        """
+        if not _same_file(os.fstat(self.dir_fd), self.path):
+            return False
+        lock_fd = _lock_as_owner(self.path, self.dir_fd, create=True)
+        if lock_fd is None or lock_fd == _LOCKED:
+            holder = Holder(self.path, read_owner(self.dir_fd)).describe()
+            problem = f"{holder} has taken the directory"
+            raise LocalTierError("lock again", str(self.path), problem)
+        before, self._lock_fd = self._lock_fd, lock_fd
+        self._close.detach()
+        self._close = weakref.finalize(self, _close_all, (lock_fd, self.dir_fd))
+        os.close(before)
+        self.sign(start)
+        return True
+
     def release(self) -> None:
         """Release the directory. Idempotent."""
         # The numbers may soon be another file's, so no later call may use them.

@@ -286,6 +286,19 @@ class ProcessDirectory:
         except CheckpointError as error:
             logging.warning("no quarantine record was written: %s", error)
 
+    def locked_again(self, start: str) -> bool:
+        """Return whether only the lock file was removed, which is made again: all slots stay.
+
+        LocalTierError when another process has the directory, or the lock cannot be made.
+        """
+        try:
+            is_locked = self.claim.lock_again(start)
+        except OSError as error:
+            raise files.local_error("lock again", str(self.claim.path), error) from error
+        if is_locked:
+            logging.warning("the lock of %s was removed, and is made again", self.claim.path)
+        return is_locked
+
     def made_again(self, run_dir: Path, writer: Writer, start: str) -> ProcessDirectory:
         """Claim and return a directory in place of this one, which another program removed.
 

@@ -110,6 +110,7 @@ class LocalTier(HeldSaves):
         self._slots_to_come = 0  # after the reservation that was checked and has not run yet
         self._reserved_bytes = 0
         self._protected = frozenset(own.saves())
+        self._lost: list[ProcessDirectory] = []  # removed by others, and some slot is in use
         self._saving = threading.Lock()
         self._closing = threading.Event()
 
@@ -159,11 +160,14 @@ class LocalTier(HeldSaves):
 
         Readers keep their memory alive.
         """
-        with self._lock:
-            while self._orphans:
+        while True:
+            with self._lock:
+                if not self._orphans:
+                    return
                 orphan = self._orphans.pop()
-                if not orphan.delete():
-                    logging.info("%s stays: it is served, or has other files", orphan.claim.path)
+            # Without the lock: the kernel needs tenths of a second for each GiB.
+            if not orphan.delete():
+                logging.info("%s stays: it is served, or has other files", orphan.claim.path)
 
     # The reservation of slots.
 
@@ -380,8 +384,11 @@ class LocalTier(HeldSaves):
     def _add_slot(self, size_bytes: int) -> Slot:
         slot = self._own.make_slot(size_bytes)
         with self._lock:
-            self._own.slots.append(slot)
-        return slot
+            if not self._closing.is_set():
+                self._own.slots.append(slot)
+                return slot
+        slot.close()  # ``close`` did not wait any longer; a later life may have the directory
+        raise LocalTierError("make a slot in", str(self.path), "the tier was closed")
 
     def publish_host_state(
         self,
@@ -650,7 +657,8 @@ class LocalTier(HeldSaves):
         self._closing.set()
         self._prefaulter.close(_CLOSE_TIMEOUT_S)
         with self._lock:
-            places, self._orphans = self._directories(), []
+            places, self._orphans = [*self._directories(), *self._lost], []
+            self._lost = []
         self._close_all(places)
 
     def _check_open(self, operation: str) -> None:
@@ -666,12 +674,15 @@ class LocalTier(HeldSaves):
         with self._lock:
             if self._closing.is_set():
                 return
-            lost: list[ProcessDirectory] = []
-            if not self._own.claim.is_in_place():
-                lost.append(self._own)
-                self._own = self._own.made_again(self._run_dir, self._writer, self._start)
+            own = self._own
+            if not own.claim.is_in_place() and not own.locked_again(self._start):
+                self._own = own.made_again(self._run_dir, self._writer, self._start)
+                self._lost.append(own)
+            # What is in use keeps its memory until a later call.
+            idle = [place for place in self._lost if not any(slot.in_use for slot in place.slots)]
+            self._lost = [place for place in self._lost if place not in idle]
             lost_slots = self._own.take_lost_slots()
-        self._close_all(lost)
+        self._close_all(idle)
         _delete(lost_slots)
 
     def _close_all(self, places: Sequence[ProcessDirectory]) -> None:

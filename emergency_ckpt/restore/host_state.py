@@ -115,7 +115,10 @@ class HostStateRestore:
         # The step is complete, whatever the end of this attempt: a copy of it does no harm.
         data = job.holdings.host_state_bytes(save, *job.process)
         if data is not None and self._buddies:
-            self._pushed = run_in_thread("eckpt-push", lambda: self._push(save, data))
+            try:
+                self._pushed = run_in_thread("eckpt-push", lambda: self._push(save, data))
+            except RuntimeError:  # the process may have no more threads
+                self._push(save, data)
         if self._value is not None:
             self._moved = True
             remap = job.config.host_state_remap

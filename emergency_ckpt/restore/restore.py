@@ -33,7 +33,7 @@ from emergency_ckpt.cluster.job import Job
 from emergency_ckpt.core.restore.inventory import RestoredSave
 from emergency_ckpt.core.restore.plan_types import Copies, NoPlan, Rejection, RestorePlan
 from emergency_ckpt.core.wording import TIER_WORDS
-from emergency_ckpt.errors import CheckpointError
+from emergency_ckpt.errors import CheckpointError, RestoreFailed
 from emergency_ckpt.restore.holders import HolderCalls
 from emergency_ckpt.restore.host_state import HostStateRestore, fetch_documents
 from emergency_ckpt.restore.leader import RestoreLeader
@@ -45,7 +45,15 @@ from emergency_ckpt.restore.request import (
     no_plan_error,
 )
 from emergency_ckpt.restore.room import RestoreRoom
-from emergency_ckpt.restore.rounds import AllDone, Next, RestoreRounds, Row, Status, status_of
+from emergency_ckpt.restore.rounds import (
+    AllDone,
+    Next,
+    RestoreRounds,
+    Row,
+    Status,
+    refuse,
+    status_of,
+)
 from emergency_ckpt.restore.shards import ShardCollection
 from emergency_ckpt.restore.storage_load import LoadPlan, StorageLoad, passed_over
 from emergency_ckpt.state.materialize import materialize
@@ -78,6 +86,7 @@ class Restore:
         host_state: HostStateRestore,
     ) -> None:
         self._job = job
+        self._name = name
         self._request = request
         self._host_state = host_state
         self._me, count = job.process
@@ -126,7 +135,12 @@ class Restore:
             none may be restored, all processes raise the error of ``no_plan_error``.
         """
         try:
-            with self._beats:
+            with contextlib.ExitStack() as sending:
+                try:
+                    sending.enter_context(self._beats)
+                except RuntimeError as error:  # the others wait for this process
+                    refuse(self._job.coordinator, self._name, self._job.restores, error)
+                    raise RestoreFailed("start", "a thread of the restore", str(error)) from error
                 return self._run()
         finally:
             self._job.holdings.end_loaded()

@@ -33,7 +33,8 @@ from emergency_ckpt.errors import (
     InvalidState,
     PersistentTierError,
 )
-from emergency_ckpt.files import closing, file_size_hint, resolved
+from emergency_ckpt.files import closing, file_size_hint
+from emergency_ckpt.paths import resolved
 from emergency_ckpt.storage.calls import (
     LATE_CHANGES,
     StorageTimeout,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from typing import Any
 
@@ -141,3 +142,18 @@ def test_service_that_does_not_answer_ends_no_work() -> None:
     with member.beats:
         member.work_for(1.5 * LIMITS.stall_s)
     assert f"{NAME}/1" in service.values
+
+
+def test_beats_without_a_thread_leave_no_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    member = Member(LocalCoordinator())
+    start = threading.Thread.start
+
+    def refused(thread: threading.Thread) -> None:
+        if thread.name == "eckpt-beats":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refused)
+    with pytest.raises(RuntimeError, match="new thread"), member.beats:
+        pass
+    assert not [each.name for each in threading.enumerate() if each.name == "eckpt-clock"]

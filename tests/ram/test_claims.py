@@ -28,9 +28,11 @@ from tiers_support import (
     write_save,
 )
 
+from emergency_ckpt.background import run_in_thread
 from emergency_ckpt.errors import RamdiskFull
 from emergency_ckpt.ram import left_runs, remove_run
 from emergency_ckpt.ram import locks as claims
+from emergency_ckpt.ram.process_directory import ProcessDirectory
 
 
 def names(ramdisk: Path, run_id: str = RUN_ID) -> list[str]:
@@ -384,3 +386,34 @@ def test_reader_of_directory_is_told_of_what_is_no_lock(
     plant(tier.path / "reader.lock")
     with pytest.raises(OSError, match="it is no lock file"):
         claims.read_claim(tier.path)
+
+
+def test_orphans_are_deleted_beside_other_work(
+    ramdisk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel frees a large slot for seconds, while peers push their host states."""
+    former, tier = (open_tier(ramdisk, process_index=index) for index in (9, 0))
+    complete_save(former, 1)
+    former.close()
+    tier.adopt_orphans()
+    delete = ProcessDirectory.delete
+    deletes, may_end = threading.Event(), threading.Event()
+
+    def slow(place: ProcessDirectory) -> bool:
+        deletes.set()
+        assert may_end.wait(60.0)
+        return delete(place)
+
+    monkeypatch.setattr(ProcessDirectory, "delete", slow)
+    released = run_in_thread("release", tier.release_orphans)
+    try:
+        assert deletes.wait(60.0)
+        pushed = run_in_thread(
+            "push", lambda: tier.publish_host_state(save_id(2), 3, 4, document(2, owner=3))
+        )
+        pushed.result(60.0)
+        assert tier.held()[1] != ()
+    finally:
+        may_end.set()
+    released.result(60.0)
+    assert names(ramdisk) == ["process_00000"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import json
 import mmap
 import os
@@ -430,3 +432,32 @@ def test_slot_cut_behind_its_last_shard_is_whole(world: World) -> None:
     assert end % mmap.PAGESIZE
     os.truncate(str(manifest).replace(".manifest.json", ".bin"), end)
     world.restores(3)
+
+
+@pytest.mark.parametrize("unreadable", ["ledger.json", MANIFEST, "process_00000_of_00004.json"])
+def test_file_that_cannot_be_read_refuses_no_start(
+    ramdisk: Path, monkeypatch: pytest.MonkeyPatch, unreadable: str
+) -> None:
+    """The kernel answers EIO where a page of the file is damaged, as each later start would see."""
+    tier = open_tier(ramdisk)
+    tier.publish_host_state(save_id(1), 0, 4, document(1))
+    complete_save(tier, 1)
+    (path,) = tier.path.rglob(unreadable)
+    inode = path.stat().st_ino
+    tier.close()
+
+    class Unreadable(io.FileIO):
+        def readall(self) -> bytes:
+            raise OSError(errno.EIO, "Input/output error")
+
+        def readinto(self, buffer: Any) -> int:
+            if os.fstat(self.fileno()).st_ino == inode:
+                raise OSError(errno.EIO, "Input/output error")
+            return super().readinto(buffer)
+
+    def opened(fd: int, mode: str) -> Any:
+        return io.BufferedReader(Unreadable(fd)) if mode == "rb" else open(fd, mode)
+
+    monkeypatch.setattr("emergency_ckpt.files.open", opened, raising=False)
+    again = open_tier(ramdisk, start="another")
+    assert [record.name for record in again.quarantined if "cannot be read" in record.problem]

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from pathlib import Path
 
 import pytest
-from tiers_support import LAYOUT, complete_save, open_tier
+from tiers_support import LAYOUT, complete_save, held_steps, open_tier, save_id
 
 from emergency_ckpt import _native
-from emergency_ckpt.errors import RamdiskFull
+from emergency_ckpt.errors import LocalTierError, RamdiskFull
 from emergency_ckpt.ram import LocalTier
 
 LONG_S = 60.0
@@ -121,3 +122,23 @@ def test_start_maps_what_its_restore_needs_alone(
     tier.prefault_in_background()
     ended()
     assert len(touched) == 3
+
+
+def test_slot_that_is_reserved_after_the_close_is_given_back(
+    ramdisk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel may need longer for a slot than the close waits."""
+    tier = open_tier(ramdisk)
+    allocate = os.posix_fallocate
+
+    def slow(fd: int, offset: int, size: int) -> None:
+        allocate(fd, offset, size)
+        monkeypatch.setattr(os, "posix_fallocate", allocate)
+        tier.close()
+
+    monkeypatch.setattr(os, "posix_fallocate", slow)
+    with pytest.raises(LocalTierError, match="the tier was closed"):
+        tier.begin_write(save_id(1), LAYOUT.size_bytes)
+    again = open_tier(ramdisk, start="another")
+    complete_save(again, 1)
+    assert held_steps(again) == [1]

@@ -8,14 +8,19 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from other_processes import other_process
 from tiers_support import (
     LAYOUT,
+    RUN_ID,
+    W_SHARD,
     assert_whole,
     complete_save,
     document,
     held_steps,
     open_tier,
+    pinned_save,
     save_id,
+    shard_bytes,
     slot_files,
     write_save,
 )
@@ -99,3 +104,45 @@ def test_memory_that_is_read_survives_the_removal(tier: LocalTier) -> None:
         for step in (2, 3, 4):
             complete_save(tier, step)
         assert data.tobytes() == before
+
+
+def test_lock_that_was_removed_is_made_again_around_used_slots(ramdisk: Path) -> None:
+    """A save to storage that reads the slot for minutes does not find a later save's bytes."""
+    tier = open_tier(ramdisk)
+    tier.plan_saves(0, writes_storage=True)
+    tier.reserve(LAYOUT.size_bytes)
+    digest, pin = pinned_save(tier, 2)
+    with tier.reading(digest) as view:
+        (tier.path / "owner.lock").unlink()
+        for step in range(3, 8):
+            complete_save(tier, step)
+        expected = shard_bytes(2)[W_SHARD]
+        place = LAYOUT.shards[W_SHARD]
+        assert pin.view(place.offset, place.nbytes).tobytes() == expected
+        assert view(W_SHARD).tobytes() == expected
+    assert tier.is_intact()
+    pin.end()
+    with pytest.raises(LocalTierError, match="this process has a checkpointer"):
+        open_tier(ramdisk, start="another")
+
+
+def test_directory_that_another_has_locked_since_is_left_to_it(ramdisk: Path) -> None:
+    tier = open_tier(ramdisk)
+    complete_save(tier, 1)
+    (tier.path / "owner.lock").unlink()
+    with (
+        other_process(ramdisk, "hold", RUN_ID),
+        pytest.raises(LocalTierError, match="has taken the directory"),
+    ):
+        complete_save(tier, 2)
+
+
+def test_shard_is_read_first_after_the_removal(tier: LocalTier) -> None:
+    """A peer that pushes its host state makes the directory again, and closes no slot in use."""
+    expected = shard_bytes(1)
+    with tier.reading(complete_save(tier, 1)) as view:
+        shutil.rmtree(tier.path)
+        tier.publish_host_state(save_id(2), 3, 4, document(2, owner=3))
+        assert [view(shard).tobytes() for shard in range(len(expected))] == expected
+    complete_save(tier, 3)
+    assert held_steps(tier) == [3]

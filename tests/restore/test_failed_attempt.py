@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import gc
+import threading
 from collections.abc import Iterator
 
 import pytest
 from damage import flip
-from world import World
+from world import World, save_all
 
 from emergency_ckpt.errors import RestoreFailed
 from emergency_ckpt.restore.shards import ShardCollection
@@ -63,3 +64,22 @@ def test_iterator_that_takes_no_state_leaves_the_first_error(world: World) -> No
         assert world.named("restore.failed")
         (note,) = world.named("restore.note")
         assert "is not what it was before the restore" in str(note.fields["text"])
+
+
+def test_restore_without_a_thread_for_its_beats_is_an_error(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = threading.Thread.start
+
+    def refused(thread: threading.Thread) -> None:
+        if thread.name == "eckpt-beats":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    with world.open() as checkpointer:
+        save_all(checkpointer, world, 1)
+        monkeypatch.setattr(threading.Thread, "start", refused)
+        with pytest.raises(RestoreFailed, match="can't start new thread"):
+            checkpointer.restore(state=world.state(0))
+        monkeypatch.setattr(threading.Thread, "start", start)
+        assert checkpointer.restore(state=world.state(0))[0] == 1

@@ -6,6 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from memory_coordination import tell_address
 from tiers_support import open_tier
 
@@ -56,3 +57,13 @@ def test_unreachable_buddies_are_each_reported_and_end_nothing(ramdisk: Path) ->
         ("restore.peer_unreachable", "buddy")
     }
     assert [event.fields["peer"] for event in events] == ["process/2", "process/1"]
+
+
+def test_host_state_is_pushed_where_no_thread_can_be_started(
+    ramdisk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(name: str, work: object) -> object:
+        raise RuntimeError(f"can't start new thread {name}")
+
+    monkeypatch.setattr("emergency_ckpt.restore.host_state.run_in_thread", refused)
+    test_unreachable_buddies_are_each_reported_and_end_nothing(ramdisk)

@@ -11,7 +11,7 @@ import pytest
 from ram_hosts import LEAF, SAVE, SECRET, SHAPE, VALUES, Host, at, hosts
 
 from emergency_ckpt import _native
-from emergency_ckpt.cluster.shard_source import holder_name
+from emergency_ckpt.cluster.shard_source import ProcessHoldings, holder_name
 from emergency_ckpt.core.boxes import shape_of
 from emergency_ckpt.core.restore.inventory import Inventory
 from emergency_ckpt.core.restore.plan_types import RestorePlan
@@ -249,3 +249,15 @@ def test_memory_takes_the_place_of_a_slot_without_room() -> None:
         assert len(job.storage.reads) == 2
         assert names(found[0], "slot_*") == []
         assert [held.save for held in found[1].tier.held()[0]] == [SAVE]
+
+
+def test_inventory_beside_the_end_of_a_restore(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A peer asks while the training thread ends the restore."""
+    with hosts(2) as found:
+        Job(found, ROWS[:2], (2, 4)).load()
+        holdings = found[0].holdings
+        seen = iter([holdings.loaded, None])
+        monkeypatch.setattr(
+            ProcessHoldings, "loaded", property(lambda _: next(seen), print), raising=False
+        )
+        assert len(holdings.inventory().tensors) == 1

@@ -18,8 +18,10 @@ from emergency_ckpt.config import Config
 from emergency_ckpt.core.placement import Topology
 from emergency_ckpt.errors import (
     ConfigError,
+    DeadlineExceeded,
     InvalidState,
     PersistentTierError,
+    RamdiskFull,
     RestoreFailed,
 )
 from emergency_ckpt.state import describe
@@ -130,6 +132,21 @@ def test_error_before_a_process_joins_is_told_to_all(failing: int, text: str) ->
     for other in found:
         assert isinstance(other, RestoreFailed)
         assert f"process {failing}: unexpected ValueError: {text[:3]}" in str(other)
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+def test_own_error_is_raised_where_another_never_comes(
+    failing: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("emergency_ckpt.cluster.round._TOLD_LATE_S", 0.2)
+    coordinator = MemoryService(3).member(failing)
+
+    def fails() -> tuple[str, Known]:
+        raise RamdiskFull("reserve", "slots", "no space left")
+
+    with pytest.raises(RamdiskFull, match="no space left") as raised:
+        agree_start(coordinator, fails, 0.2)
+    assert isinstance(raised.value.__cause__, DeadlineExceeded)
 
 
 def mesh_of(*shape: int) -> Mesh:
