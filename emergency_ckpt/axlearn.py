@@ -16,6 +16,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import time
 from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
@@ -32,12 +34,19 @@ from emergency_ckpt.config import run_id_of
 from emergency_ckpt.config.policies import PerProcessPolicy, SavePolicy
 from emergency_ckpt.config.table import settings_table
 from emergency_ckpt.config.validation import listeners_of
-from emergency_ckpt.errors import CheckpointError, DeadlineExceeded, MissingDependency
+from emergency_ckpt.core.wording import few
+from emergency_ckpt.errors import (
+    CheckpointError,
+    ConfigError,
+    DeadlineExceeded,
+    MissingDependency,
+    PersistentTierError,
+)
 from emergency_ckpt.events import Event
 from emergency_ckpt.restore.request import RestoreReport
 from emergency_ckpt.state.host_state_codec import as_stateful
 from emergency_ckpt.state.tree import PyTree, path_of
-from emergency_ckpt.storage.directory import StorageDirectory
+from emergency_ckpt.storage.directory import StorageDirectory, written_for
 from emergency_ckpt.storage.tier import DEFAULT_TIMEOUT_S, PersistentTier
 
 __all__ = ["EmergencyCheckpointer"]
@@ -48,6 +57,9 @@ Leaves = Sequence[tuple[Any, Any]]
 """Of a state: each leaf's key path, and an ``_Array`` or what the index has in the leaf's place."""
 
 _NAME = "index"
+_STEP_NAME = re.compile(r"step_[0-9]{8}", re.ASCII)
+_CHECK_S = 10.0
+"""Longest look at the newest step of a directory."""
 
 
 class _Array(NamedTuple):
@@ -128,8 +140,9 @@ def entries_of(step: int, leaves: Leaves) -> Entries:
 class StepIndex:
     """The files ``step_00000025/index`` of a directory: axlearn's tools find the steps by them.
 
-    Nothing in this package reads them: the persistent tier's own marker says what counts. Blocks
-    for storage.
+    Nothing in this package reads them: the persistent tier's own marker says what counts. A folder
+    in which axlearn's own ``Checkpointer`` has more than an index is that checkpointer's: nothing
+    there is written or removed. Blocks for storage.
     """
 
     def __init__(self, directory: str) -> None:
@@ -138,19 +151,53 @@ class StepIndex:
     def write(self, step: int, entries: Entries) -> None:
         """Write the index of ``step``, all of it or nothing. PersistentTierError."""
         data = json.dumps(list(entries)).encode()
+        if others := self._others_in(step):
+            raise PersistentTierError(
+                "write",
+                f"{self._storage.path}/{step_name(step)}/{_NAME}",
+                f"another checkpointer has {few(others)} there",
+                hint="give this checkpointer a directory of its own",
+            )
         self._storage.create_folder(step_name(step))
         self._storage.put(f"{step_name(step)}/{_NAME}", data)
 
     def remove(self, step: int) -> None:
         """Remove the index of ``step``, if it has one. PersistentTierError."""
         path = self._storage.path / step_name(step)
+        if self._others_in(step):
+            return
 
         def clear() -> None:
             (path / _NAME).unlink(missing_ok=True)
-            if path.exists():
-                path.rmtree()
+            if self._storage.is_object_store:
+                self._storage.delete_empty_folders([f"{path.name}/{_NAME}"])
+            elif path.exists():
+                path.rmdir()
 
         self._storage.do("remove", f"/{path.name}", clear)
+
+    def check(self) -> None:
+        """Refuse a directory whose newest step is one of axlearn's own ``Checkpointer``.
+
+        ConfigError: this checkpointer would not restore that step, and train from the beginning.
+        While storage does not answer, nothing is refused.
+        """
+        deadline_s = time.monotonic() + _CHECK_S
+        try:
+            names = self._storage.names_in(deadline_s=deadline_s)
+            newest = max(filter(_STEP_NAME.fullmatch, names), default="")
+            others = self._others_in(int(newest.removeprefix("step_"))) if newest else []
+        except PersistentTierError as error:
+            logging.warning("the steps of axlearn's tools cannot be looked at: %s", error)
+            return
+        if others:
+            problem = f"{self._storage.path} has {newest}/{others[0]} of another checkpointer"
+            raise ConfigError([f"{problem}, whose steps are not restored: give another directory"])
+
+    def _others_in(self, step: int) -> list[str]:
+        """Return the names beside the index of ``step``, but for files of writers that died."""
+        names = self._storage.names_in(step_name(step))
+        return sorted(name for name in names if _NAME not in (name, written_for(name)))
 
 
 try:
@@ -258,7 +305,10 @@ class EmergencyCheckpointer(BaseCheckpointer):
             def __setattr__(self, name: str, value: Any) -> None: ...
 
     def __init__(self, cfg: Config, *, parent: Module | None) -> None:
-        """Raises ConfigError, with every fault. As all of axlearn's modules: from its config."""
+        """Raises ConfigError, with every fault. As all of axlearn's modules: from its config.
+
+        Blocks for a look at the directory in storage.
+        """
         super().__init__(cfg, parent=parent)
         filled_in: Any = self.config
         self._policies = _Asked(filled_in.local_save_policy), _Asked(filled_in.save_policy)
@@ -266,6 +316,7 @@ class EmergencyCheckpointer(BaseCheckpointer):
         self._settings.validated()
         self._settings.set(on_event=[self._keep_index, *listeners_of(filled_in.on_event)])
         self._index = StepIndex(filled_in.dir)
+        self._index.check()
         self._leaves: Leaves = ()
         """Of the newest state that was given to a save; the states before it have the same."""
         self._running: core.EmergencyCheckpointer | None = None

@@ -122,14 +122,22 @@ class CheckpointManager(ocp.AbstractCheckpointManager):
             )
         self._run_id = run_id_of(str(self._directory))
         self._closed = False
-        earlier = None if self._config.only_reads else _open.get(self._run_id)
-        if earlier is not None:
-            logging.warning("a new manager of %s replaces the open one", self._directory)
-            earlier.close()
+        if not self._config.only_reads:
+            self._close_open_one()
         self._checkpointer = EmergencyCheckpointer(self._config)
         if not self._config.only_reads:
             _open[self._run_id] = self
         self._survey()
+
+    def _close_open_one(self) -> None:
+        earlier = _open.get(self._run_id)
+        if earlier is None:
+            return
+        logging.warning("a new manager of %s replaces the open one", self._directory)
+        try:
+            earlier.close()
+        except CheckpointError as error:  # of its saves, and perhaps on this process alone
+            logging.error("closing the former manager failed: %s", error)
 
     def _config_of(self, local: Path, logger: Any) -> Config:
         settings: dict[str, Any] = {

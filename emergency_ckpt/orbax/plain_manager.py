@@ -5,6 +5,7 @@ Storage is Orbax's own, so plain Orbax goes on from the same directory.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 from collections.abc import Mapping, Sequence
@@ -16,6 +17,7 @@ from etils import epath
 
 from emergency_ckpt.cluster.preemption import is_good_end, is_success
 from emergency_ckpt.core.step_names import leaves_by_item
+from emergency_ckpt.errors import StepNotFound
 from emergency_ckpt.orbax import plain_items, saved_tree
 from emergency_ckpt.orbax.ram_beside import Items, Kept, RamBeside
 
@@ -96,7 +98,7 @@ class CheckpointManager:
             settings=getattr(given, "settings", None),
             async_save=given.enable_async_checkpointing,
             logger=logger,
-            is_off=given.read_only,
+            is_off=given.read_only or _is_for_some(given),
         )
 
     def __getattr__(self, name: str) -> Any:
@@ -231,14 +233,22 @@ class CheckpointManager:
     def metadata(self, step: int | None = None) -> Any:
         """Return the metadata of a step, or of the run. As Orbax's.
 
-        The metadata of a step in RAM alone has the items as storage's newest step has them, and no
-        metrics.
+        The metadata of a step in RAM alone has the items as storage's newest step has them. Its
+        metrics and custom metadata are those of ``save``; where this process holds no part of the
+        step, they are empty.
         """
         stored = self._orbax.latest_step()
-        if step is not None and step == self._ram.newest and stored is not None:
-            metadata = self._orbax.metadata(stored)
-            return dataclasses.replace(metadata, metrics={}, custom_metadata={})
-        return self._orbax.metadata(step)
+        if step is None or step != self._ram.newest or stored is None:
+            return self._orbax.metadata(step)
+        kept: Mapping[str, Any] = {}
+        with contextlib.suppress(StepNotFound):
+            contents = self._ram.contents_of(step)
+            kept = {} if contents is None else contents[2]
+        return dataclasses.replace(
+            self._orbax.metadata(stored),
+            metrics=kept.get("metrics") or {},
+            custom_metadata=kept.get("custom_metadata") or {},
+        )
 
     # Waiting and ending.
 
@@ -269,3 +279,14 @@ class CheckpointManager:
             if is_success(error):
                 raise
             logging.error("closing the manager failed: %s", failure)  # the block's matters more
+
+
+def _is_for_some(options: ocp.CheckpointManagerOptions) -> bool:
+    """Return whether the manager is one of some processes only; warn that RAM is off then."""
+    if options.multiprocessing_options.active_processes is None:
+        return False
+    logging.warning(
+        "nothing is saved to RAM: active_processes of multiprocessing_options is set, and a save to"
+        " RAM needs all processes"
+    )
+    return True

@@ -27,8 +27,8 @@ from emergency_ckpt.core.wording import printable
 from emergency_ckpt.errors import ConfigError
 from emergency_ckpt.extensions import parse_placement
 from emergency_ckpt.extras.event_log import LOG_BYTES
-from emergency_ckpt.ram.slot_choice import slots_for
-from emergency_ckpt.tools.placement_study import GIB, held_bytes, stored_share
+from emergency_ckpt.paths import dir_problems
+from emergency_ckpt.tools.placement_study import GIB, process_ram
 
 ACCELERATORS = {
     "v4": "tpu-v4-podslice",
@@ -113,7 +113,7 @@ def format_quantity(size_bytes: int) -> str:
 
 
 def _name_problems(args: argparse.Namespace) -> list[str]:
-    problems: list[str] = []
+    problems = [*dir_problems(args.dir)] if args.dir else []
     longest = _LABEL_LIMIT_CHARS - _NAME_SUFFIX_CHARS
     if not _LABEL.fullmatch(args.name) or len(args.name) > longest:
         problems.append(
@@ -162,19 +162,24 @@ def _size_problems(args: argparse.Namespace, besides_bytes: int) -> list[str]:
     if problems:
         return problems
     try:
-        share = stored_share(parse_placement(args.placement), args.slices)
+        policy = parse_placement(args.placement)
     except ConfigError as error:
         return [*error.problems]
-    slots = slots_for(args.local_keep_last_n, writes_storage=False)
     ramdisk_bytes, host_bytes = args.ramdisk_bytes, args.host_state_bytes
-    slot = math.ceil(args.state_bytes / args.hosts * share)
-    needed_bytes = math.ceil(held_bytes(slot, host_bytes, args.slices - 1, slots))
-    needed_bytes += SMALL_FILES_BYTES + besides_bytes
+    of_one = process_ram(
+        policy,
+        slices=args.slices,
+        hosts_per_slice=args.hosts,
+        state_bytes=args.state_bytes,
+        host_state_bytes=host_bytes,
+        local_keep_last_n=args.local_keep_last_n,
+    )
+    needed_bytes = of_one.bytes + SMALL_FILES_BYTES + besides_bytes
     log_text = f", and {format_quantity(besides_bytes)} of event log" if besides_bytes else ""
     if ramdisk_bytes < needed_bytes:
         problems.append(
             f"a ramdisk of {format_quantity(ramdisk_bytes)} is smaller than the saves need:"
-            f" {format_quantity(needed_bytes)} on each host, for {slots} slots"
+            f" {format_quantity(needed_bytes)} on each host, for {of_one.slots} slots"
             f" of its part of {format_quantity(args.state_bytes)} with {args.placement}, each with"
             f" {args.slices} host states of {format_quantity(host_bytes)}{log_text}"
         )
@@ -309,7 +314,7 @@ def _filled(part: Any, values: Mapping[str, Any]) -> Any:
         for key, before in part.items():
             value = _filled(before, values)
             if value is not None and (value != {} or before == {}):
-                fields[_filled(key, values)] = int(value) if key in _NUMBERS else value
+                fields[_filled(key, values)] = _number(key, value) if key in _NUMBERS else value
         return fields
     if isinstance(part, list):
         items: list[Any] = []
@@ -323,6 +328,14 @@ def _filled(part: Any, values: Mapping[str, Any]) -> Any:
     if whole is not None:
         return values[whole[1]]
     return _PLACEHOLDER.sub(lambda match: values[match[1]], part)
+
+
+def _number(key: str, value: Any) -> int:
+    try:
+        return int(value)
+    except (TypeError, ValueError):
+        _refuse([f"{key} is {value!r}, which is no number"])
+        raise
 
 
 def _texts(part: Any) -> Iterator[str]:
@@ -340,7 +353,7 @@ def _containers(part: Any) -> Iterator[tuple[Manifest, Manifest]]:
     """Yield (pod spec, container) of every pod in an object."""
     if isinstance(part, dict):
         if "containers" in part:
-            for container in [*part.get("initContainers", []), *part["containers"]]:
+            for container in [*(part.get("initContainers") or []), *(part["containers"] or [])]:
                 yield part, container
         for value in part.values():
             yield from _containers(value)
@@ -350,7 +363,7 @@ def _containers(part: Any) -> Iterator[tuple[Manifest, Manifest]]:
 
 
 def _environ(container: Manifest) -> dict[str, str]:
-    return {entry["name"]: str(entry.get("value", "")) for entry in container.get("env", [])}
+    return {entry["name"]: str(entry.get("value", "")) for entry in container.get("env") or []}
 
 
 def _grace_problems(objects: Sequence[Manifest]) -> list[str]:
@@ -358,7 +371,12 @@ def _grace_problems(objects: Sequence[Manifest]) -> list[str]:
     for pod, container in (pair for part in objects for pair in _containers(part)):
         text = _environ(container).get("ECKPT_PREEMPTION_GRACE_S")
         left_s = pod.get("terminationGracePeriodSeconds", 30)
-        if text is not None and float(text) + _GRACE_MARGIN_S > left_s:
+        try:
+            grace_s = 0.0 if text is None else float(text)
+        except ValueError:
+            problems.append(f"ECKPT_PREEMPTION_GRACE_S {text!r} is no number of seconds")
+            continue
+        if text is not None and grace_s + _GRACE_MARGIN_S > left_s:
             problems.append(
                 f"terminationGracePeriodSeconds {left_s} of the pod is less than"
                 f" ECKPT_PREEMPTION_GRACE_S {text} and {_GRACE_MARGIN_S} s until a step ends"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import comb
+from math import ceil, comb
 
 from emergency_ckpt.core.limits import MAX_LOST_HOSTS, MAX_SLICES
 from emergency_ckpt.core.placement import (
@@ -14,11 +14,10 @@ from emergency_ckpt.core.placement import (
 )
 from emergency_ckpt.errors import ConfigError
 from emergency_ckpt.extras.striped import Striped
+from emergency_ckpt.ram.slot_choice import slots_for
 
 Polynomial = list[int]
 """Coefficients, the constant first: the number of sets of each size."""
-SLOTS = 2
-"""Slots of a process: one save is complete while the other is written."""
 
 
 def loss_probabilities(
@@ -92,16 +91,37 @@ def _product(a: Polynomial, b: Polynomial, most: int) -> Polynomial:
 GIB = 1 << 30
 
 
-def held_bytes(
-    slot_bytes: float, host_state_bytes: float, buddies: int, slots: int = SLOTS
-) -> float:
-    """Return what a process needs in its ramdisk, but for small files: each slot with host states.
+@dataclass(frozen=True)
+class ProcessRam:
+    """The room of one process in its ramdisk, but for small files.
 
-    Args:
-      host_state_bytes: of one process, encoded.
-      buddies: processes that keep a copy of it; the process keeps as many of others.
+    Attributes:
+      slots: for the steps that RAM keeps, and for the save that is being written.
+      slot_bytes: of a save, for the process with the most.
+      bytes: of the slots, each with the host states of the process and of one of each other slice.
     """
-    return slots * (slot_bytes + (1 + buddies) * host_state_bytes)
+
+    slots: int
+    slot_bytes: int
+    bytes: int
+
+
+def process_ram(
+    policy: PlacementPolicy,
+    *,
+    slices: int,
+    hosts_per_slice: int,
+    state_bytes: int,
+    host_state_bytes: int,
+    local_keep_last_n: int,
+) -> ProcessRam:
+    """Return the room of a process.
+
+    ``state_bytes``: of one replica. ``host_state_bytes``: of one process, encoded.
+    """
+    slots = slots_for(local_keep_last_n, writes_storage=False)
+    slot_bytes = ceil(state_bytes / hosts_per_slice * stored_share(policy, slices))
+    return ProcessRam(slots, slot_bytes, slots * (slot_bytes + slices * host_state_bytes))
 
 
 @dataclass(frozen=True)
@@ -113,6 +133,7 @@ class JobShape:
       ramdisk_bytes: of one host; None: unlimited.
       most_lost_hosts: survival is computed for the loss of 1 to this many hosts.
       host_state_bytes: of one host, encoded; one host of every other slice keeps a copy.
+      local_keep_last_n: complete steps that RAM keeps.
 
     Raises:
       ConfigError: lists every fault.
@@ -124,6 +145,7 @@ class JobShape:
     ramdisk_bytes: int | None
     most_lost_hosts: int = 4
     host_state_bytes: int = 0
+    local_keep_last_n: int = 1
 
     def __post_init__(self) -> None:
         problems: list[str] = []
@@ -131,6 +153,8 @@ class JobShape:
             problems.append(f"slices must be 1 to {MAX_SLICES}, not {self.slices}")
         if self.hosts_per_slice < 1:
             problems.append(f"hosts per slice must be at least 1, not {self.hosts_per_slice}")
+        if self.local_keep_last_n < 1:
+            problems.append(f"kept steps must be at least 1, not {self.local_keep_last_n}")
         if not 1 <= self.most_lost_hosts <= MAX_LOST_HOSTS:
             problems.append(f"lost hosts must be 1 to {MAX_LOST_HOSTS}, not {self.most_lost_hosts}")
         if problems:
@@ -147,9 +171,9 @@ class PlacementCosts:
     """Costs of one placement, for the host with the highest.
 
     Attributes:
-      stored_bytes: of one save, which leave the devices; the RAM tier has room for ``SLOTS`` of
-        them, and for one more where the host writes to storage.
-      ram_bytes: RAM that the slots take, and the host states of as many saves.
+      stored_bytes: of one save, which leave the devices.
+      ram_bytes: RAM that the slots take, and the host states of as many saves. A host that writes
+        to storage takes a slot more, if there is room.
       fetch_bytes: bytes that a host fetches when nothing is lost.
       survival: probability that it survives the loss of 1, 2, ... random hosts.
       slices_that_may_fail: number of slices that may fail at once, in any combination.
@@ -180,12 +204,20 @@ def _costs(job: JobShape, name: str, policy: PlacementPolicy) -> PlacementCosts:
     fetched = part - stored
     if policy.copies is None and slices > 2:
         fetched = part  # by the primary, which stores nothing
+    needed = process_ram(
+        policy,
+        slices=slices,
+        hosts_per_slice=job.hosts_per_slice,
+        state_bytes=job.state_bytes,
+        host_state_bytes=job.host_state_bytes,
+        local_keep_last_n=job.local_keep_last_n,
+    )
     most_lost_hosts = min(job.most_lost_hosts, slices * job.hosts_per_slice)
     losses = loss_probabilities(policy, slices, job.hosts_per_slice, most_lost_hosts)
     return PlacementCosts(
         name=name,
         stored_bytes=stored,
-        ram_bytes=held_bytes(stored, job.host_state_bytes, slices - 1),
+        ram_bytes=needed.bytes,
         fetch_bytes=fetched,
         survival=tuple(1 - loss for loss in losses[1:]),
         slices_that_may_fail=slices_that_may_fail(policy, slices),

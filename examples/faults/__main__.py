@@ -6,7 +6,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from emergency_ckpt.errors import ConfigError
+from emergency_ckpt.errors import CheckpointError, ConfigError
 from emergency_ckpt.tools.cli import launch
 from emergency_ckpt.tools.cli.output import print_line
 from emergency_ckpt.tools.launch.job import EventSink, JobSpec
@@ -51,6 +51,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ConfigError as error:
         print_line(f"examples.faults: {error}", sys.stderr)
         return 2
+    except (CheckpointError, OSError) as error:
+        print_line(f"examples.faults: {error}", sys.stderr)
+        return 1
     for fault in made[0].faults_left:
         print_line(f"examples.faults: fault '{fault}' never fired", sys.stderr)
     if made[0].faults_left and not made[0].has_steps:

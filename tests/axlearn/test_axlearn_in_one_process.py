@@ -12,6 +12,7 @@ import pytest
 from faults import storage_fails
 from world import World, storage_lacks
 
+from emergency_ckpt.errors import ConfigError
 from emergency_ckpt.events import Event
 from emergency_ckpt.extras.event_log import read_events
 from emergency_ckpt.observer import JobView, Observer
@@ -141,3 +142,20 @@ def test_axlearn_exit_with_status_0_raises_a_lost_last_save(
     with storage_lacks(1, "storage failed"), checkpointer:
         checkpointer.save(step=1, state=world.state(1))
         raise SystemExit(0)
+
+
+def test_steps_of_axlearns_own_checkpointer_are_refused_and_stay(world: World, opened: Any) -> None:
+    own = world.persistent / "step_00000001"
+    (own / "gda").mkdir(parents=True)
+    (own / "index").write_text("its")
+    with pytest.raises(ConfigError, match="step_00000001/gda of another checkpointer"):
+        opened(stored=(1, 2, 3))
+    (world.persistent / "step_00000009").mkdir()
+    checkpointer = opened(stored=(1, 2, 3), keep_last_n=1)
+    with checkpointer:
+        for step in (1, 2, 3):
+            save(checkpointer, world, step)
+    assert (own / "index").read_text() == "its"
+    assert (own / "gda").is_dir()
+    assert not (world.persistent / "step_00000002").exists(), "an index of ours goes with its step"
+    assert (world.persistent / "step_00000003" / "index").is_file()

@@ -53,6 +53,9 @@ def test_examples_of_plan_are_accepted(
         (["ls", "--tier", "local"], "need STEP"),
         (["drain"], "--dir and --local-dir are needed"),
         (["doctor", "--yes"], "--yes needs --clean"),
+        (["doctor", "--clean", "--peers", "a:1"], "--peers with --clean needs --served"),
+        (["ls", "--explain", "log", "--run-id", "r"], "--explain takes no --local-dir, no --dir"),
+        (["serve", "--run-id", "r", "--trainers", "a:1"], "need --drain-to"),
     ],
 )
 def test_options_that_clash_are_named(

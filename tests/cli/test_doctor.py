@@ -14,8 +14,9 @@ from typing import Any
 
 import pytest
 from fake_link import FakeMachine
-from looks import eckpt_here
+from looks import USAGE_EXIT_CODE, eckpt_here
 from programs import eckpt_json
+from tiers_support import RUN_ID, complete_save, document, open_tier, save_id
 from trees import tree_of
 from world import small_tmpfs
 
@@ -353,3 +354,82 @@ def test_doctor_warns_of_a_link_without_a_direct_way(
     assert "GB/s" in checks["link"]["text"]
     assert "not mapped: the fake limit is reached" in checks["link"]["text"]
     assert "ulimit -l" in checks["link"]["mend"]
+
+
+def test_doctor_size_of_the_slots_needs_no_ramdisk(capsys: pytest.CaptureFixture[str]) -> None:
+    """As where `--mem` of a batch job is chosen, before there is a host."""
+    code, checks = doctor(capsys, "--state-gib", 8, "--hosts-per-slice", 4)
+    assert code == 0
+    assert checks["slots"]["measured"] == {"slots": 2, "needed_bytes": (4 << 30) + (1 << 20)}
+
+
+def test_doctor_counts_host_states_as_room_of_their_run(
+    capsys: pytest.CaptureFixture[str], ramdisk: Path
+) -> None:
+    with small_tmpfs(ramdisk / "small", 20 << 20):
+        tier = open_tier(ramdisk / "small", run_id=RUN_ID)
+        tier.publish_host_state(save_id(1), 0, 4, document(1, value="x" * (4 << 20)))
+        complete_save(tier, 1)
+        size = ("--state-gib", 5 / 1024, "--slices", 1, "--host-state-mib", 4)
+        _, checks = doctor(capsys, "--local-dir", ramdisk / "small", "--run-id", RUN_ID, *size)
+        assert checks["room"]["status"] != "failure"
+        assert checks["room"]["measured"]["held_by_this_run_bytes"] > 4 << 20
+        tier.close()
+
+
+@pytest.mark.parametrize("kind", ["file", "link"])
+def test_doctor_local_dir_that_is_no_directory_is_a_failure(
+    capsys: pytest.CaptureFixture[str], ramdisk: Path, kind: str
+) -> None:
+    place = ramdisk / "eckpt"
+    place.write_text("") if kind == "file" else place.symlink_to(ramdisk / "missing")
+    code, checks = doctor(capsys, "--local-dir", place)
+    assert code == 1
+    assert checks["owner"]["text"] == f"{place}: it is no directory"
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (["--dir", ""], "dir '' is not an absolute path"),
+        (["--dir", "store"], "dir 'store' is not an absolute path"),
+        (["--local-dir", "eckpt"], "local_dir 'eckpt' is not an absolute path"),
+        (["--dir", "gs://bucket/a#b"], "Orbax would store arrays elsewhere"),
+    ],
+)
+def test_doctor_refuses_a_place_that_a_start_refuses(
+    capsys: pytest.CaptureFixture[str], words: list[str], problem: str
+) -> None:
+    assert eckpt_here("doctor", *words) == USAGE_EXIT_CODE
+    assert problem in capsys.readouterr().err
+
+
+def test_doctor_devices_that_jax_cannot_take_are_a_failure(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused() -> object:
+        raise RuntimeError("Unable to initialize backend 'cuda'")
+
+    monkeypatch.setattr(link, "find_link", refused)
+    code, checks = doctor(capsys, "--link")
+    assert code == 1
+    assert "JAX cannot take the devices: Unable to" in checks["link"]["text"]
+    assert checks["engine"]["status"] == "ok"
+
+
+def test_doctor_looks_past_a_closed_directory(
+    capsys: pytest.CaptureFixture[str], ramdisk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is below it cannot be told from what is missing, and another finding has the hint."""
+    closed = ramdisk / "closed"
+    stat = os.stat
+
+    def refused(path: Any, **options: Any) -> os.stat_result:
+        if str(path).startswith(f"{closed}/"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return stat(path, **options)
+
+    closed.mkdir()
+    monkeypatch.setattr(os, "stat", refused)
+    _, checks = doctor(capsys, "--local-dir", closed / "eckpt")
+    assert {"owner", "room", "memory"} <= checks.keys()

@@ -58,3 +58,25 @@ def test_one_slice_is_told_that_no_copy_outlives_a_host(
     assert "in 0.0000% of the cases" not in lines
     assert eckpt_here(*words, "--ramdisk-gib", "10") == 0
     assert "enlarge the ramdisk" in capsys.readouterr().out
+
+
+def test_each_step_that_ram_keeps_needs_a_slot(capsys: pytest.CaptureFixture[str]) -> None:
+    assert eckpt_here(*JOB, "--json", "--local-keep-last-n", "3") == 0
+    found = json.loads(capsys.readouterr().out)
+    ram = {row["name"]: row["ram_bytes"] for row in found["placements"]}
+    assert ram["all_but_primary"] == 4 << 30
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (["--placement", "striped(2)"], "--placement needs --gke"),
+        (["--gke", "x", "--ramdisk-gib", "1", "--json"], "--gke prints YAML, no JSON"),
+        (["--local-keep-last-n", "0"], "kept steps must be at least 1"),
+    ],
+)
+def test_option_that_would_be_ignored_is_refused(
+    words: list[str], problem: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert eckpt_here(*JOB, *words) == USAGE_EXIT_CODE
+    assert problem in capsys.readouterr().err

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import os
 import signal
 import socket
 import subprocess
+import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -14,6 +17,7 @@ from pathlib import Path
 import pytest
 from launch_support import free_port
 from looks import USAGE_EXIT_CODE, eckpt_here
+from places import JOBS
 from programs import Program, serving
 from quarters import save_quarters
 from tiers_support import RUN_ID, open_tier
@@ -161,7 +165,7 @@ def drained_once(root: Path, ramdisk: Path, client: TransferClient, port: int) -
     """A server beside no trainer, which has drained step 5; other trainers are at ``port``."""
     save_quarters(ramdisk / "0", {0: [0, 1, 2, 3]}, step=5)
     args = serve_options(root, ramdisk / "0", f"127.0.0.1:{port}")
-    last = LastDrain(args, "127.0.0.1:1", client, SignalFlag(), SignalFlag())
+    last = LastDrain(args, "127.0.0.1:1", client, print, SignalFlag(), SignalFlag())
     last.poll(0, AFTER_S)
     last.poll(AFTER_S, AFTER_S)
     assert marker(root).exists()
@@ -204,7 +208,7 @@ def test_poll_drains_nothing_while_names_are_unknown(
 ) -> None:
     save_quarters(ramdisk, {0: [0, 1, 2, 3]})
     args = serve_options(tmp_path, ramdisk, "train:7411")
-    last = LastDrain(args, "127.0.0.1:1", client, SignalFlag(), SignalFlag())
+    last = LastDrain(args, "127.0.0.1:1", client, print, SignalFlag(), SignalFlag())
     last.poll(0, AFTER_S)
     with monkeypatch.context() as patch:
         fail_to_resolve(patch, socket.EAI_AGAIN)
@@ -221,7 +225,7 @@ def test_end_of_a_host_drains_where_names_stay_unknown(
     save_quarters(ramdisk, {0: [0, 1, 2, 3]})
     args = serve_options(tmp_path, ramdisk, "train:7411")
     fail_to_resolve(monkeypatch, socket.EAI_AGAIN)
-    LastDrain(args, "127.0.0.1:1", client, SignalFlag(), SignalFlag()).at_end(0.1)
+    LastDrain(args, "127.0.0.1:1", client, print, SignalFlag(), SignalFlag()).at_end(0.1)
     assert marker(tmp_path).exists()
 
 
@@ -240,7 +244,7 @@ def test_end_of_a_host_drains_beside_a_resolver_that_hangs(
 
     with monkeypatch.context() as patch:
         patch.setattr(socket, "getaddrinfo", hang)
-        LastDrain(args, "127.0.0.1:1", client, SignalFlag(), SignalFlag()).at_end(0.1)
+        LastDrain(args, "127.0.0.1:1", client, print, SignalFlag(), SignalFlag()).at_end(0.1)
         assert (marker(tmp_path).exists(), answers) == (True, [])
         released.set()
 
@@ -259,7 +263,7 @@ def test_poll_asks_all_peers_at_once_until_told_to_stop(
 
         peers = [f"127.0.0.1:{each.getsockname()[1]}" for each in silent]
         args = serve_options(tmp_path, ramdisk, "127.0.0.1:9", peers)
-        last = LastDrain(args, "127.0.0.9:1", client, stopping, SignalFlag())
+        last = LastDrain(args, "127.0.0.9:1", client, print, stopping, SignalFlag())
         last.poll(0, AFTER_S)
         asked = run_in_thread("stop", stop_once_all_are_asked)
         last.poll(AFTER_S, AFTER_S)
@@ -289,3 +293,38 @@ def test_serve_refuses_half_of_the_drain_options(
     assert eckpt_here("serve", "--local-dir", "/ram", "--run-id", RUN_ID, *words) == USAGE_EXIT_CODE
     assert signal.getsignal(signal.SIGTERM) is before
     assert "need each other" in capsys.readouterr().err
+
+
+def test_drain_outlives_the_reader_of_the_first_line(
+    tmp_path: Path, ramdisk: Path, secret: bytes
+) -> None:
+    """As in `eckpt serve ... | head -1`, and after a signal to the whole group, as from Ctrl-C."""
+    del secret  # its file is read by the server
+    save_quarters(ramdisk, {0: [0, 1, 2, 3]})
+    words = ["serve", "--local-dir", ramdisk, "--run-id", RUN_ID]
+    words += ["--secret-file", tmp_path / "secret", "--drain-to", tmp_path / "dir"]
+    words += ["--drain-at-stop", 0.1, "--trainers", "127.0.0.1:9"]
+    server = subprocess.Popen(
+        [sys.executable, JOBS / "eckpt_program.py", *map(str, words)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+        text=True,
+    )
+    assert server.stdout is not None
+    with server:
+        assert server.stdout.readline().startswith("serving ")
+        server.stdout.close()
+        server.send_signal(signal.SIGTERM)
+        drains = f"/proc/{server.pid}/task/{server.pid}/children"
+        until_s = time.monotonic() + LONG_S
+        while not (children := Path(drains).read_text().split()):
+            assert time.monotonic() < until_s
+            time.sleep(0.05)
+        # Each child begins as a shell that ignores these signals.
+        while b"emergency_ckpt" not in Path(f"/proc/{children[0]}/cmdline").read_bytes():
+            time.sleep(0.01)
+        os.kill(int(children[0]), signal.SIGINT)
+        os.kill(int(children[0]), signal.SIGTERM)
+        assert server.wait(LONG_S) == 0
+    assert marker(tmp_path).exists()

@@ -53,6 +53,8 @@ from looks import USAGE_EXIT_CODE, eckpt_here
         ({"dir": "/mnt/run7"}, "--dir '/mnt/run7' must be a directory in a bucket"),
         ({"dir": "gs://bucket"}, "must be a directory in a bucket"),
         ({"dir": "gs://bucket/$(JOB)"}, "without spaces and the characters"),
+        ({"dir": "gs://bucket/run#7"}, "Orbax would store arrays elsewhere"),
+        ({"dir": "gs://bucket/../run"}, "Orbax would store arrays elsewhere"),
         ({"image": "a b"}, "--image 'a b'"),
         ({"local_keep_last_n": "0"}, "--local-keep-last-n must be 1 to 64"),
         ({"gke": f"{GKE}/gke-driver.yaml", "ramdisk_gib": "60"}, "and 256Mi of event log"),
@@ -98,6 +100,8 @@ def test_missing_program_is_named(capsys: pytest.CaptureFixture[str]) -> None:
         ("Seconds: 30", "Seconds: 15", "Seconds 15 of the pod is less than ECKPT_PREEMPTION_GRACE"),
         ("image: python:", "image: python", "of the privileged container 'mount' must end with"),
         ("kind: JobSet", "kind: [", "daemonset.yaml is no YAML"),
+        ("replicas: ${SLICES}", "replicas: some", "replicas is 'some', which is no number"),
+        ("value: '25.0'", "value: 25s", "ECKPT_PREEMPTION_GRACE_S '25s' is no number of seconds"),
         ("kind: JobSet", "sort: JobSet", "has no objects of Kubernetes"),
     ],
 )
@@ -118,3 +122,19 @@ def test_program_without_a_template_is_an_error(capsys: pytest.CaptureFixture[st
     assert "a program after -- needs --gke" in capsys.readouterr().err
     assert eckpt_here(*job, "--gke", GKE / "daemonset.yaml", "--", "python") == USAGE_EXIT_CODE
     assert "--gke needs --ramdisk-gib" in capsys.readouterr().err
+
+
+def test_template_with_empty_lists_is_filled(tmp_path: Path) -> None:
+    template = tmp_path / "pod.yaml"
+    text = "kind: Pod\nspec:\n  initContainers:\n  containers:\n  - name: t\n    env:\n"
+    template.write_text(text)
+    assert eckpt_here(*words(template=template)) == 0
+
+
+def test_template_of_other_bytes_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    template = tmp_path / "daemonset.yaml"
+    template.write_bytes(b"kind: \xff")
+    assert eckpt_here(*words(template=template)) == USAGE_EXIT_CODE
+    assert "daemonset.yaml is no UTF-8" in capsys.readouterr().err

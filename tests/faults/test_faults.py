@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from emergency_ckpt.errors import ConfigError
+from examples.faults.__main__ import main
 from examples.faults.faults import (
     Fault,
     Target,
@@ -160,3 +162,12 @@ def test_every_permutation_keeps_every_host(slices: int, hosts: int, seed: int) 
 def test_faults_must_fit_the_job(text: str, problem: str) -> None:
     [found] = check_faults([parse_fault(text)], TWO_BY_TWO)
     assert problem in found
+
+
+def test_local_root_that_cannot_be_made_is_an_error_of_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    words = ["--local-root", str(tmp_path / "file" / "root"), "--log-dir", str(tmp_path / "logs")]
+    assert main([*words, "--slices", "2", "--", "true"]) == 1
+    assert "examples.faults: " in capsys.readouterr().err

@@ -48,3 +48,11 @@ def test_local_root_that_leads_elsewhere_is_refused(make_spec: MakeSpec, tmp_pat
     (tmp_path / "elsewhere").mkdir(mode=0o700)
     (root / "supervisor").symlink_to(tmp_path / "elsewhere")
     refused(make_spec, "link")
+
+
+def test_local_root_that_was_there_stays(make_spec: MakeSpec) -> None:
+    """It may be a mount, which cannot be removed, or a directory of the user's."""
+    spec = make_spec("train(1)", keep_ram="never")
+    spec.local_root.mkdir(parents=True)
+    assert run_job(spec).error is None
+    assert [*spec.local_root.iterdir()] == []

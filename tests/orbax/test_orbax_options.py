@@ -13,6 +13,7 @@ from typing import Any
 import grain.python as grain
 import orbax.checkpoint as ocp
 import pytest
+from faults import storage_fails
 from orbax.checkpoint import checkpoint_managers as ocm
 from orbax.checkpoint.experimental.emergency import checkpoint_manager as orbaxs
 from world import World, same
@@ -368,6 +369,25 @@ def test_steps_of_ram_beyond_a_lowered_number_are_named(world: World) -> None:
         assert same(manager.restore(2).state, world.state(2))
         save(manager, 3)
         assert manager.all_steps() == manager.all_steps(read=True) == [1, 3]
+
+
+def test_manager_takes_the_place_of_one_whose_save_failed(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a notebook, where nobody has asked the former manager for its errors."""
+    world.ramdisk.mkdir()
+    places = world.ramdisk, world.persistent, world.mesh, world.state(0)
+    options = ours.CheckpointManagerOptions()
+    args = ocp.args.Composite(state=ocp.args.PyTreeSave(world.state(0)))
+    with monkeypatch.context() as failing:
+        storage_fails(failing, "finish")
+        former = ours.CheckpointManager(*places, options=options)
+        assert former.save(0, args=args)
+        with ours.CheckpointManager(*places, options=options) as manager:
+            failing.undo()
+            assert manager.save(1, args=args, force=True)
+            manager.wait_until_finished()
+            assert manager.all_steps(read=True)[-1] == 1
 
 
 @pytest.mark.parametrize("policy", [ocm.LatestN(None), ocm.EveryNSteps(5), ocm.CustomSteps([1])])

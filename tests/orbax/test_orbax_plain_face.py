@@ -440,7 +440,8 @@ def test_metadata_of_a_step_in_ram_is_as_in_storage(world: World) -> None:
         assert manager.latest_step() == 10
         assert manager.all_steps() == [0]
         assert manager.item_metadata(10)["w"].shape == (8, 4)
-        assert manager.metadata(10).custom_metadata == {}
+        assert manager.metadata(10).custom_metadata == {"note": 10}
+        assert manager.metadata(10).metrics == {"loss": 1.0}
         assert manager.metadata(0).custom_metadata == {"note": 0}
         assert manager.metadata().custom_metadata == {"run": 7}
 
@@ -573,3 +574,13 @@ def test_request_that_ram_cannot_meet_is_storages(world: World, args: Any) -> No
         with pytest.raises(ValueError, match=r"step 10|leaves"):
             manager.restore(10, args=args)
         assert manager.latest_step() == 10
+
+
+def test_manager_of_some_processes_has_no_ram(world: World) -> None:
+    world.persistent.mkdir(exist_ok=True)
+    waiting = plain.options.MultiprocessingOptions(primary_host=0, active_processes={0})
+    options = options_of(multiprocessing_options=waiting, create=False)
+    with manager_of(world, options=options) as manager:
+        assert manager.save(0, args=ocp.args.StandardSave(state_of(world, 0)))
+        manager.wait_until_finished()
+    assert not any(world.ramdisk.glob("*/process_*"))

@@ -134,3 +134,14 @@ def test_report_command_without_log_fails(
     assert eckpt_here("report", tmp_path / name, "-o", out) == 1
     assert capsys.readouterr().err.startswith(f"eckpt report: read {tmp_path / name}: ")
     assert not out.exists()
+
+
+@pytest.mark.parametrize("option", ["-o", "--trace"])
+def test_report_to_a_folder_is_an_error_of_one_line(
+    option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = tmp_path / "log"
+    write_log(log, failed_run())
+    words = ["-o", tmp_path / "report.html"] if option != "-o" else []
+    assert eckpt_here("report", log, *words, option, "/") == 1
+    assert capsys.readouterr().err.startswith("eckpt report: [Errno 21] Is a directory: '/'")

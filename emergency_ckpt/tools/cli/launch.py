@@ -13,7 +13,7 @@ from pathlib import Path
 
 from emergency_ckpt.extras.event_log import LoggedEvent
 from emergency_ckpt.tools.cli.arguments import seconds
-from emergency_ckpt.tools.cli.output import Printer, tell_last
+from emergency_ckpt.tools.cli.output import Printer, tell
 from emergency_ckpt.tools.launch.job import EventSink, JobSpec, LineSink
 from emergency_ckpt.tools.launch.supervisor import Supervisor
 from emergency_ckpt.tools.signals import handling
@@ -138,4 +138,4 @@ def _show(event: LoggedEvent, printer: Printer) -> None:
 
 
 def _say(message: str) -> None:
-    tell_last(f"eckpt: {message}", sys.stderr)
+    tell(f"eckpt: {message}", sys.stderr)

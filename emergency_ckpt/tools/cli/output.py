@@ -23,18 +23,13 @@ def print_line(line: str, stream: TextIO | None = None) -> None:
 
 
 def tell(line: str, stream: TextIO) -> None:
-    """Print a line of a command that does work: at once, and nothing where the reader has left."""
-    _write(f"{printable(line)}\n", stream)
+    """Print a line at once, or nothing where the reader has left or a disk is full.
 
-
-def tell_last(line: str, stream: TextIO) -> None:
-    """Print a line as ``tell`` does, and nothing where the stream takes no more, as a full disk.
-
-    For a command whose exit status tells the outcome of its work, even if no line can be printed.
+    For a command that works: its exit status tells the outcome, even if no line can be printed.
     """
     # No other stream is left to tell the error.
     with contextlib.suppress(OSError):
-        tell(line, stream)
+        _write(f"{printable(line)}\n", stream)
 
 
 class Printer:
@@ -105,7 +100,7 @@ class Printer:
                 _write(f"{line}\n", stream)
         except OSError as error:  # what this program does is worth more than its lines
             if not self._has_failed:
-                tell_last(f"eckpt: lines cannot be printed, and are left out: {error}", sys.stderr)
+                tell(f"eckpt: lines cannot be printed, and are left out: {error}", sys.stderr)
             self._has_failed = True
         return True
 

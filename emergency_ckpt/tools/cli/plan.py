@@ -12,7 +12,7 @@ from pathlib import Path
 from emergency_ckpt.core.placement import ALL_BUT_PRIMARY
 from emergency_ckpt.core.wording import count_text
 from emergency_ckpt.errors import ConfigError
-from emergency_ckpt.tools.cli.arguments import add_gib, add_host_state, print_json
+from emergency_ckpt.tools.cli.arguments import add_gib, add_host_state, add_json, print_json
 from emergency_ckpt.tools.cli.output import print_line, print_table
 from emergency_ckpt.tools.deploy import ACCELERATORS, as_yaml, filled
 from emergency_ckpt.tools.placement_study import (
@@ -24,8 +24,8 @@ from emergency_ckpt.tools.placement_study import (
 )
 
 _LEGEND = (
-    "RAM: two slots of a host, and the host states of two saves. Plan one slot more for hosts that",
-    "write to storage, which copies without it.",
+    "RAM: the slots of a host (--local-keep-last-n and one more), with host states. Plan one slot",
+    "more for hosts that write to storage: without it they copy.",
     "save: from the devices of a host to its RAM. fetch: from peers in a restore, nothing lost.",
     "k lost: the RAM tier survives k random hosts failing at once.",
 )
@@ -61,7 +61,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=0.99,
         help="wanted probability that RAM survives that",
     )
-    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    parser.add_argument("--local-keep-last-n", type=int, default=1, help="as the setting")
+    add_json(parser)
     _add_gke(parser.add_argument_group("manifests of a job on GKE"))
 
 
@@ -86,8 +87,7 @@ def _add_gke(gke: argparse._ArgumentGroup) -> None:  # pyright: ignore[reportPri
         help="such as ct6e-standard-8t, a host of 8 chips (default: the type's host of 4)",
     )
     add_gib(gke, "--memory-gib", "memory limit of a pod, ramdisk included")
-    gke.add_argument("--placement", default=ALL_BUT_PRIMARY, help="as the setting")
-    gke.add_argument("--local-keep-last-n", type=int, default=1, help="as the setting")
+    gke.add_argument("--placement", help=f"as the setting (default: {ALL_BUT_PRIMARY})")
     gke.add_argument("--restart-agent-image", help="JobSet's agent, for restarts in place")
 
 
@@ -95,8 +95,16 @@ def run(args: argparse.Namespace) -> int:
     """Compute and print the table, or fill a template; return 0."""
     if args.gke is not None:
         return _print_manifests(args)
-    if args.program:
-        raise ConfigError(["a program after -- needs --gke"], target=_TARGET)
+    problems = [
+        f"{what} needs --gke"
+        for what, is_given in (
+            ("a program after --", bool(args.program)),
+            ("--placement", args.placement is not None),
+        )
+        if is_given
+    ]
+    if problems:
+        raise ConfigError(problems, target=_TARGET)
     if not 0 < args.survival <= 1:
         raise ConfigError(
             [f"--survival must be above 0 and at most 1, not {args.survival}"], target=_TARGET
@@ -108,6 +116,7 @@ def run(args: argparse.Namespace) -> int:
         ramdisk_bytes=args.ramdisk_bytes,
         most_lost_hosts=args.lost_hosts,
         host_state_bytes=args.host_state_bytes,
+        local_keep_last_n=args.local_keep_last_n,
     )
     rows = study(job)
     chosen, reason = recommend(job, rows, wanted_survival=args.survival)
@@ -122,9 +131,18 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _print_manifests(args: argparse.Namespace) -> int:
-    if args.ramdisk_bytes is None:
-        raise ConfigError(["--gke needs --ramdisk-gib"], target=_TARGET)
-    manifests = filled(args.gke.read_text("utf-8"), args, args.gke.name)
+    problems = ["--gke needs --ramdisk-gib"] if args.ramdisk_bytes is None else []
+    problems += ["--gke prints YAML, no JSON"] if args.json else []
+    if problems:
+        raise ConfigError(problems, target=_TARGET)
+    args.placement = args.placement or ALL_BUT_PRIMARY
+    try:
+        text = args.gke.read_text("utf-8")
+    except UnicodeDecodeError as error:
+        raise ConfigError(
+            [f"{args.gke.name} is no UTF-8: {error}"], target="the template"
+        ) from error
+    manifests = filled(text, args, args.gke.name)
     sys.stdout.write(as_yaml(manifests, [f"Filled by: eckpt {shlex.join(args.words)}"]))
     return 0
 

@@ -94,6 +94,8 @@ def run(args: argparse.Namespace) -> int:
     if bool(args.drain_to) != (args.drain_after is not None or args.drain_at_stop is not None):
         problem = "--drain-to and --drain-after or --drain-at-stop need each other"
         raise ConfigError([problem], target="eckpt serve")
+    if (args.peers or args.trainers) and not args.drain_to:
+        raise ConfigError(["--peers and --trainers need --drain-to"], target="eckpt serve")
     stopping, hurrying = SignalFlag(), SignalFlag()
 
     def stop(_: int) -> None:
@@ -148,6 +150,10 @@ def _stopped(stopping: SignalFlag, holdings: ReadOnlyRamdisk, within_s: float = 
     return False
 
 
+def _say(text: str) -> None:
+    tell(f"eckpt serve: {text}", sys.stdout)
+
+
 def _serve_and_drain(
     args: argparse.Namespace,
     holdings: ReadOnlyRamdisk,
@@ -157,7 +163,7 @@ def _serve_and_drain(
     hurrying: SignalFlag,
 ) -> None:
     with TransferClient(run_id=args.run_id, secret=secret) as client:
-        last = LastDrain(args, own, client, stopping, hurrying)
+        last = LastDrain(args, own, client, _say, stopping, hurrying)
         if args.drain_after is None:
             _stopped(stopping, holdings)
         else:

@@ -24,7 +24,6 @@ from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
 from typing import Literal, TypeVar
 
 from emergency_ckpt.background import SignalFlag
-from emergency_ckpt.core.wording import printable
 from emergency_ckpt.errors import CheckpointError
 from emergency_ckpt.ram.locks import current_holder, process_directories
 from emergency_ckpt.transfer.client import TransferClient
@@ -74,6 +73,7 @@ class LastDrain:
     Args:
       args: the options of ``eckpt serve``.
       own: the address at which this host's server answers its peers.
+      say: prints a line, and never raises: a drain is worth more than its lines.
       stopping: ends the looks of ``poll`` when it is set.
       hurrying: ends a drain, and the wait for one, when it is set.
     """
@@ -83,11 +83,13 @@ class LastDrain:
         args: argparse.Namespace,
         own: str,
         client: TransferClient,
+        say: Callable[[str], None],
         stopping: SignalFlag,
         hurrying: SignalFlag,
     ) -> None:
         self._args = args
         self._own = own
+        self._say = say
         self._client = client
         self._stopping = stopping
         self._hurrying = hurrying
@@ -124,7 +126,7 @@ class LastDrain:
         if self._stopping.is_set():
             return  # nobody may have answered yet
         if runs is None or peers is None:
-            _say("a name of the job cannot be resolved now: the next look is later")
+            self._say("a name of the job cannot be resolved now: the next look is later")
         elif not is_below:
             self._is_drained = self._drain(peers)
 
@@ -142,7 +144,7 @@ class LastDrain:
             if left_s <= 0 or self._hurrying.wait(min(left_s, _ASK_EVERY_S)):
                 break
         if runs:
-            _say("the job runs on other hosts: nothing is drained")
+            self._say("the job runs on other hosts: nothing is drained")
             return
         peers = _result(self._peers, time.monotonic() + _NAMES_S, self._hurrying) or []
         candidates = candidates_of(self._own, self._all_answering(peers))
@@ -223,11 +225,13 @@ class LastDrain:
         """Drain, in a process of its own, which needs JAX and Orbax; return whether all is saved.
 
         The secret is in the environment, or in a file. A killed drain leaves no half-written step.
+        The process ignores the first signal, which a terminal or an init system sends to it too.
         """
         if self._hurrying.is_set():
             return False
         args = self._args
         command = [
+            *("/bin/sh", "-c", "trap '' INT TERM; exec \"$@\"", "sh"),
             *(sys.executable, "-m", "emergency_ckpt.tools.cli.main", "drain"),
             *("--dir", args.drain_to, "--run-id", args.run_id, "--local-dir", str(args.local_dir)),
         ]
@@ -236,12 +240,12 @@ class LastDrain:
                 command += [name, str(value)]
         if peers:
             command += ["--peers", ",".join(peers)]
-        _say(f"the job is over: drain to {args.drain_to}")
+        self._say(f"the job is over: drain to {args.drain_to}")
         with subprocess.Popen(command) as process:
             while process.poll() is None:
                 if self._hurrying.wait(_LOOK_EVERY_S):
                     process.kill()
-                    _say("a second signal has ended the drain")
+                    self._say("a second signal has ended the drain")
                     return False
         return process.returncode == 0
 
@@ -272,7 +276,3 @@ def _addresses(names: Iterable[str]) -> set[str] | None:
         return {address for name in names for address in numeric_addresses(name)}
     except NotConnected:  # the resolver fails
         return None
-
-
-def _say(text: str) -> None:
-    print(printable(f"eckpt serve: {text}"), flush=True)

@@ -37,6 +37,8 @@ def peer_ram(
 ) -> Generator[PeerRam]:
     """Yield the RAM of ``peers``. ConfigError about ``command`` without the run's secret.
 
+    A peer that is silent for a while, at most ``survey.places.timeout_s``, has no part in it.
+
     Args:
       survey: of this host, whose manifests need not be fetched.
       progress: counts the pieces of shards that come; no shard is waited for after its end.
@@ -45,8 +47,14 @@ def peer_ram(
     if secret is None:
         raise ConfigError(["--peers needs the run's secret"], target=command)
     inventory = survey.inventory(run_id)
+    longest_s = survey.places.timeout_s
     with (
-        TransferClient(run_id=run_id, secret=secret) as client,
+        TransferClient(
+            run_id=run_id,
+            secret=secret,
+            connect_timeout_s=min(longest_s, 10.0),
+            io_timeout_s=min(longest_s, 30.0),
+        ) as client,
         contextlib.closing(PeerRam(client, peers, inventory, run_id, progress)) as others,
     ):
         yield others

@@ -6,6 +6,7 @@ one thread and no signal handlers: its caller handles signals and calls ``stop``
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import shutil
@@ -275,6 +276,7 @@ class Ramdisks:
           OSError: a directory cannot be made.
         """
         self._spec = spec
+        self._is_new = not spec.local_root.exists()
         try:
             ensure_run_directory(spec.private_dir)
         except NotOwn as error:
@@ -301,7 +303,7 @@ class Ramdisks:
             spec.ramdisk(host).mkdir(mode=0o700, exist_ok=True)
 
     def close(self, *, remove: bool) -> None:
-        """Release the ramdisks, or remove them; then remove ``local_root`` if it is empty."""
+        """Release the ramdisks, or remove them, and a ``local_root`` that this object made."""
         spec = self._spec
         for life_dir in spec.private_dir.glob("life_*"):
             shutil.rmtree(life_dir)
@@ -311,5 +313,6 @@ class Ramdisks:
                     shutil.rmtree(spec.ramdisk(host))
             shutil.rmtree(spec.private_dir)  # the lock is held until its file is gone
         os.close(self._lock)
-        if remove and not any(spec.local_root.iterdir()):
-            spec.local_root.rmdir()
+        if remove and self._is_new:
+            with contextlib.suppress(OSError):  # something else lies there now
+                spec.local_root.rmdir()

@@ -6,6 +6,7 @@ neither executed nor sent. To zoom, open the trace in Perfetto.
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator, Sequence
 from html import escape
@@ -74,6 +75,8 @@ def page_of(title: str, runs: Sequence[ReportRun]) -> str:
 
 def write_whole(path: Path, text: str) -> None:
     """Write ``text`` to ``path`` atomically. Blocks. Raises OSError."""
+    if not path.name:  # a root, or the working directory
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     temporary = path.with_name(f".{path.name}.tmp")
     temporary.write_text(text, "utf-8")
     os.replace(temporary, path)

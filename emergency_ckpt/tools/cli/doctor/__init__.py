@@ -22,9 +22,9 @@ from emergency_ckpt.core.limits import SMALL_FILES_BYTES
 from emergency_ckpt.core.wording import count_text, size_text
 from emergency_ckpt.errors import ConfigError
 from emergency_ckpt.extensions import parse_placement
+from emergency_ckpt.paths import dir_problems, local_dir_problems
 from emergency_ckpt.ram.leftovers import GRACE_S
 from emergency_ckpt.ram.locks import check_run_id
-from emergency_ckpt.ram.slot_choice import slots_for
 from emergency_ckpt.tools.cli.arguments import (
     add_addresses,
     add_gib,
@@ -37,7 +37,7 @@ from emergency_ckpt.tools.cli.arguments import (
     print_json,
 )
 from emergency_ckpt.tools.cli.output import print_line
-from emergency_ckpt.tools.placement_study import held_bytes, stored_share
+from emergency_ckpt.tools.placement_study import process_ram
 
 _EPILOG = """\
 exit status
@@ -158,10 +158,19 @@ def _check(args: argparse.Namespace) -> None:
     if args.served and not (args.clean and args.run_id and args.peers):
         problem = "--served needs --clean, --run-id, and --peers of the run's trainers"
         raise ConfigError([problem], target="eckpt doctor")
+    if args.clean and args.peers and not args.served:
+        raise ConfigError(["--peers with --clean needs --served"], target="eckpt doctor")
     if args.json and (args.clean or args.adopt):
         raise ConfigError(["--clean and --adopt print no JSON"], target="eckpt doctor")
     if args.run_id is not None:
         check_run_id(args.run_id)
+    problems: list[str] = []
+    if args.dir is not None:
+        problems += dir_problems(args.dir)
+    if args.local_dir is not None:
+        problems += local_dir_problems(str(args.local_dir))
+    if problems:
+        raise ConfigError(problems, target="eckpt doctor")
 
 
 def _findings(args: argparse.Namespace) -> Iterator[Finding]:
@@ -182,29 +191,23 @@ def _findings(args: argparse.Namespace) -> Iterator[Finding]:
     if state_bytes is None and args.dir is not None:
         finding, state_bytes = checks.newest_state_bytes(args.dir, args.timeout)
         yield finding
+    needed_bytes, spare_bytes = None, 0
+    if state_bytes is not None:
+        of_one = process_ram(
+            parse_placement(args.placement),
+            slices=args.slices,
+            hosts_per_slice=args.hosts_per_slice,
+            state_bytes=state_bytes,
+            host_state_bytes=args.host_state_bytes,
+            local_keep_last_n=args.local_keep_last_n,
+        )
+        needed_bytes = args.processes * (of_one.bytes + SMALL_FILES_BYTES)
+        spare_bytes, slots = args.processes * of_one.slot_bytes, args.processes * of_one.slots
+        text = f"{count_text(slots, 'slot', 'slots')} on this host, {size_text(needed_bytes)} in"
+        measured = {"slots": slots, "needed_bytes": needed_bytes}
+        yield checks.Finding("slots", "ok", f"{text} all with host states", measured=measured)
     if args.local_dir is not None:
-        needed_bytes, spare_bytes = None, 0
-        if state_bytes is not None:
-            of_one = slots_for(args.local_keep_last_n, writes_storage=False)
-            needed_bytes, spare_bytes = _needed(args, state_bytes, of_one)
-            slots = args.processes * of_one
-            text = (
-                f"{count_text(slots, 'slot', 'slots')} on this host, {size_text(needed_bytes)} in"
-            )
-            measured = {"slots": slots, "needed_bytes": needed_bytes}
-            yield checks.Finding("slots", "ok", f"{text} all with host states", measured=measured)
         yield from checks.check_ramdisk(args.local_dir, args.run_id, needed_bytes, spare_bytes)
-
-
-def _needed(args: argparse.Namespace, state_bytes: int, slots: int) -> tuple[int, int]:
-    """Return the bytes that this host's processes need in the ramdisk, and those of a slot more.
-
-    ``slots``: of one process.
-    """
-    share = stored_share(parse_placement(args.placement), args.slices) / args.hosts_per_slice
-    slot_bytes = round(state_bytes * share)
-    needed = held_bytes(slot_bytes, args.host_state_bytes, args.slices - 1, slots)
-    return args.processes * (round(needed) + SMALL_FILES_BYTES), args.processes * slot_bytes
 
 
 def show(findings: Sequence[Finding]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import platform
 import re
@@ -127,7 +128,12 @@ def check_link() -> Finding:
     # Not imported without being asked for: the devices of a job that runs here are its own.
     from emergency_ckpt.state.link import find_link  # noqa: PLC0415
 
-    facts = find_link().facts
+    try:
+        facts = find_link().facts
+    except RuntimeError as error:  # JAX's, for a device that it cannot take
+        text = f"JAX cannot take the devices: {error}"
+        mend = "Look at JAX_PLATFORMS, and whether another process has the devices."
+        return Finding("link", "failure", text, mend)
     measured = {"gb_per_s": round(facts.gb_s, 1)}
     text = f"{facts.device} ({facts.platform}): arrays leave by the way {facts.way!r}"
     if facts.gb_s:
@@ -282,6 +288,8 @@ def _file_system(local_dir: Path, mount: Mount | None) -> Finding:
 def _owner(local_dir: Path, run_id: str | None) -> Finding:
     try:
         there = _nearest(local_dir)
+        if there != local_dir and os.path.lexists(local_dir):
+            raise NotADirectoryError(errno.ENOTDIR, "it is no directory", str(local_dir))
         if there != local_dir:
             # A start makes the missing directories itself.
             if not os.access(there, os.W_OK | os.X_OK):
@@ -332,8 +340,7 @@ def _room(
             " has a spare slot; without it the process copies."
         )
         return Finding("room", "warning", text, mend, measured)
-    missing_bytes = needed_bytes - free_bytes - held_bytes
-    mend = f"Enlarge the ramdisk by {size_text(missing_bytes)}: mount -o remount,size=..."
+    mend = f"Enlarge the ramdisk by {size_text(-left_bytes)}: mount -o remount,size=..."
     if others_bytes:
         mend += f" Other runs hold {size_text(others_bytes)} of it: see 'eckpt doctor --clean'."
     return Finding("room", "failure", text, mend, measured)
@@ -402,8 +409,9 @@ def _held(local_dir: Path, run_id: str | None) -> tuple[int, int]:
 
 
 def _nearest(path: Path) -> Path:
-    """Return ``path``, or the nearest directory above it that exists."""
-    return next(directory for directory in (path, *path.parents) if directory.is_dir())
+    """Return ``path``, or the nearest directory above it that this user can see."""
+    # Not by Path.is_dir, which raises an error below a directory that is closed to this user.
+    return next(directory for directory in (path, *path.parents) if os.path.isdir(directory))
 
 
 def _sentence(text: str) -> str:

@@ -214,7 +214,9 @@ def _view_of(args: argparse.Namespace) -> str:
         "--read-data needs --check": args.read_data and view != "check",
         "--peers needs --survives": args.peers and view != "survives",
         "--secret-file needs --peers": args.secret_file is not None and not args.peers,
-        "--explain takes no --local-dir and no --dir": (args.local_dir or args.dir)
+        "--explain takes no --local-dir, no --dir and no --run-id": (
+            args.local_dir or args.dir or args.run_id
+        )
         and view == "explain",
     }
     problems = [text for text, is_wrong in needs.items() if is_wrong]
