@@ -485,11 +485,6 @@ def config_warnings(config: Config) -> list[str]:
         warnings.append(
             "neither tier saves: no interval and no policy is set; this job can only restore"
         )
-    if config.mesh is None and isinstance(config.replica_axis, str):
-        warnings.append(
-            f"replica_axis {config.replica_axis!r} is set, but mesh is not: slices are taken"
-            " from the devices' slice_index, else from the mesh of the state's shardings"
-        )
     return warnings
 
 

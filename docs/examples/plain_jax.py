@@ -1,6 +1,10 @@
-"""A training loop in plain JAX: one process, or ``eckpt launch`` (clusters: cluster_jax.py)."""
+"""A training loop in plain JAX: one process, or ``eckpt launch`` (clusters: cluster_jax.py).
+
+Its one argument is the directory of the persistent tier.
+"""
 
 import os
+import sys
 
 import grain
 import jax
@@ -31,11 +35,12 @@ def train_step(state, batch):
 
 
 last_step = 100
+directory = sys.argv[1] if sys.argv[1:] else "/mnt/checkpoints/run7"
+local_dir = job.local_dir if job else "/dev/shm/eckpt"
 config = EmergencyCheckpointer.default_config().set(
-    dir="/mnt/checkpoints/run7",  # persistent tier: an absolute path, or a URL such as gs://
-    local_dir=job.local_dir if job else "/dev/shm/eckpt",  # local tier: this host's tmpfs
-    mesh=mesh,
-    replica_axis="slice",  # slices are replicas along this axis
+    dir=directory,  # persistent tier: an absolute path, or a URL such as gs://bucket/run7
+    local_dir=local_dir,  # local tier: a directory on this host's tmpfs, as /dev/shm/eckpt
+    replica_axis="slice",  # slices are replicas along this axis of the state's mesh
     local_save_every=10,
     save_every=1000,
 )

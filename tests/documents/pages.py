@@ -17,6 +17,7 @@ from emergency_ckpt.config import Config
 from emergency_ckpt.extras.metrics import METRICS
 
 sys.path.insert(0, str(ROOT / "tests" / "support"))
+import cli_page
 from settings_page import (
     KEYWORDS,
     PAGE,
@@ -131,6 +132,11 @@ def check_readme_line_on_security_is_that_of_the_page() -> Iterator[str]:
         yield "the README has no such line"
     elif line[1] not in page:
         yield f"not in docs/security.md: {line[1]}"
+
+
+def check_page_of_commands_is_that_of_their_parsers() -> Iterator[str]:
+    if (ROOT / cli_page.PAGE).read_text("utf-8") != cli_page.cli_page():
+        yield f"{cli_page.PAGE}: write it again with tests/support/cli_page.py"
 
 
 def check_page_and_keywords_of_settings_are_those_of_config() -> Iterator[str]:

@@ -44,7 +44,6 @@ def test_python_that_ends_without_threads_is_said(
     [
         ({}, ""),
         ({"local_save_every": 0}, "neither tier saves"),
-        ({"mesh": None, "replica_axis": "slice"}, "but mesh is not"),
         ({"mesh": None}, ""),
     ],
 )

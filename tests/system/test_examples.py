@@ -15,7 +15,7 @@ from places import JOBS, ROOT
 from programs import printed, started
 from readme_blocks import example_in
 
-EXAMPLES = {"flax_train_state": 100, "grain_loader": 120, "orbax_plain": 400}
+EXAMPLES = {"flax_train_state": 100, "flax_nnx": 100, "grain_loader": 120, "orbax_plain": 400}
 LONG_S = 120.0
 
 
@@ -30,7 +30,7 @@ def run(program: Path) -> tuple[str, str]:
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=[] if name == "flax_train_state" else pytest.mark.slow)
+        pytest.param(name, marks=[] if name.startswith("flax") else pytest.mark.slow)
         for name in EXAMPLES
     ],
 )
@@ -65,7 +65,7 @@ runpy.run_path(sys.argv[1])
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=[] if name == "flax_train_state" else pytest.mark.slow)
+        pytest.param(name, marks=[] if name.startswith("flax") else pytest.mark.slow)
         for name in EXAMPLES
     ],
 )
