@@ -14,6 +14,7 @@ Process ids are not negotiated: any process may run on any host, under any numbe
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -171,8 +172,9 @@ class StepIndex:
             (path / _NAME).unlink(missing_ok=True)
             if self._storage.is_object_store:
                 self._storage.delete_empty_folders([f"{path.name}/{_NAME}"])
-            elif path.exists():
-                path.rmdir()
+            else:
+                with contextlib.suppress(OSError):  # it is gone, or something came there meanwhile
+                    path.rmdir()
 
         self._storage.do("remove", f"/{path.name}", clear)
 

@@ -19,6 +19,11 @@ from looks import USAGE_EXIT_CODE, eckpt_here
             "need: 92161Mi on each host, for 3 slots",
         ),
         ({"ramdisk_gib": "39", "placement": "striped(2)"}, "need: 40961Mi on each host"),
+        (
+            {"ramdisk_gib": "60.1", "host_state_mib": "512"},
+            "need: 64513Mi on each host, for 2 slots of its part of 60Gi with all_but_primary, each"
+            " with 3 host states of 512Mi",
+        ),
         ({"placement": "striped(0)"}, "placement 'striped(0)': the number of copies is 1 or more"),
         ({"memory_gib": "61"}, "a memory limit of 61Gi must be more than the ramdisk, 61Gi"),
         ({"hosts": "3"}, "--hosts 3 is more than the topology has: 2x4 of v5e has 2 hosts"),
