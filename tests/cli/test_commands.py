@@ -119,7 +119,8 @@ def inline_commands() -> list[str]:
 def test_commands_in_text_name_options_that_exist(
     text: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = [word.strip("[]").partition("=")[0] for word in text.split()]
+    own = text.partition(" -- ")[0]
+    words = [word.strip("[]").partition("=")[0] for word in own.split()]
     command = [word for word in words[:2] if word in COMMANDS]
     assert command or words == ["--version"]
     options = {word for word in words if word.startswith("--")}

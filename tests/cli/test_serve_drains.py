@@ -320,6 +320,7 @@ def test_drain_outlives_the_reader_of_the_first_line(
         until_s = time.monotonic() + LONG_S
         while not (children := Path(drains).read_text().split()):
             assert time.monotonic() < until_s
+            assert server.poll() is None
             time.sleep(0.05)
         # Each child begins as a shell that ignores these signals.
         while b"emergency_ckpt" not in Path(f"/proc/{children[0]}/cmdline").read_bytes():
