@@ -53,14 +53,19 @@ _FILES = (
 
 
 class _Place:
-    """A directory of a run with one process directory, made at its first use."""
+    """A directory of a run with one process directory, made at its first use in a process.
+
+    The targets are forks of one process, and run at once.
+    """
 
     def __init__(self) -> None:
         self._root: Path | None = None
+        self._pid = 0
 
     def holding(self, data: bytes) -> Path:
         """Write the input, and return the ramdisk."""
-        if self._root is None:
+        if self._root is None or self._pid != os.getpid():
+            self._pid = os.getpid()
             base = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
             self._root = Path(tempfile.mkdtemp(prefix="eckpt-fuzz-", dir=base))
             atexit.register(shutil.rmtree, self._root, ignore_errors=True)
