@@ -38,7 +38,8 @@ EVENTS = {
     ("first_writer", "persistent.complete"): NEW,
     ("second_writer", "persistent.stage.started"): OLD,
     ("second_writer", "persistent.stage.host_states_written"): OLD,
-    ("second_writer", "persistent.stage.tensors_written"): OLD,
+    # All have written: whether the first writer ends the save alone depends on when it is killed.
+    ("second_writer", "persistent.stage.tensors_written"): None,
     ("second_writer", "persistent.complete"): NEW,
 }
 _NAMES_PER_LIFE = 10
