@@ -333,9 +333,9 @@ def _filled(part: Any, values: Mapping[str, Any]) -> Any:
 def _number(key: str, value: Any) -> int:
     try:
         return int(value)
-    except (TypeError, ValueError):
-        _refuse([f"{key} is {value!r}, which is no number"])
-        raise
+    except (TypeError, ValueError) as error:
+        problem = f"{key} is {value!r}, which is no number"
+        raise ConfigError([problem], target="the template") from error
 
 
 def _texts(part: Any) -> Iterator[str]:
@@ -371,12 +371,14 @@ def _grace_problems(objects: Sequence[Manifest]) -> list[str]:
     for pod, container in (pair for part in objects for pair in _containers(part)):
         text = _environ(container).get("ECKPT_PREEMPTION_GRACE_S")
         left_s = pod.get("terminationGracePeriodSeconds", 30)
+        if text is None:
+            continue
         try:
-            grace_s = 0.0 if text is None else float(text)
+            is_short = float(text) + _GRACE_MARGIN_S > left_s
         except ValueError:
             problems.append(f"ECKPT_PREEMPTION_GRACE_S {text!r} is no number of seconds")
             continue
-        if text is not None and grace_s + _GRACE_MARGIN_S > left_s:
+        if is_short:
             problems.append(
                 f"terminationGracePeriodSeconds {left_s} of the pod is less than"
                 f" ECKPT_PREEMPTION_GRACE_S {text} and {_GRACE_MARGIN_S} s until a step ends"

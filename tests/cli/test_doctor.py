@@ -433,3 +433,11 @@ def test_doctor_looks_past_a_closed_directory(
     monkeypatch.setattr(os, "stat", refused)
     _, checks = doctor(capsys, "--local-dir", closed / "eckpt")
     assert {"owner", "room", "memory"} <= checks.keys()
+
+
+def test_doctor_takes_a_file_url_as_a_start_does(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    code, checks = doctor(capsys, "--dir", f"file://{tmp_path}")
+    assert code == 0
+    assert checks["storage"]["status"] == "ok"

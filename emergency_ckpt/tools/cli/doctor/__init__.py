@@ -22,7 +22,7 @@ from emergency_ckpt.core.limits import SMALL_FILES_BYTES
 from emergency_ckpt.core.wording import count_text, size_text
 from emergency_ckpt.errors import ConfigError
 from emergency_ckpt.extensions import parse_placement
-from emergency_ckpt.paths import dir_problems, local_dir_problems
+from emergency_ckpt.paths import dir_problems, local_dir_problems, plain_path
 from emergency_ckpt.ram.leftovers import GRACE_S
 from emergency_ckpt.ram.locks import check_run_id
 from emergency_ckpt.tools.cli.arguments import (
@@ -166,7 +166,7 @@ def _check(args: argparse.Namespace) -> None:
         check_run_id(args.run_id)
     problems: list[str] = []
     if args.dir is not None:
-        problems += dir_problems(args.dir)
+        problems += dir_problems(plain_path(args.dir))
     if args.local_dir is not None:
         problems += local_dir_problems(str(args.local_dir))
     if problems:
