@@ -47,7 +47,7 @@ from emergency_ckpt.core.step_names import (
 from emergency_ckpt.core.timeline import Timeline, life_of, number_of
 from emergency_ckpt.errors import DirectoryInUse, PersistentTierError, StorageLost
 from emergency_ckpt.events import EventSink
-from emergency_ckpt.storage.directory import Generations, StorageDirectory
+from emergency_ckpt.storage.directory import Generations, StorageDirectory, written_for
 from emergency_ckpt.storage.inspection import FoundStep, items_of
 from emergency_ckpt.storage.log import LogRead, StepLog
 from emergency_ckpt.storage.marker import HOST_STATE
@@ -384,6 +384,9 @@ class DirectoryWriter:
                 listing(remaining, *(e for e in new_entries if remaining.of(e.step) is None)), chain
             )
 
+        for entry in new_entries:  # before they are listed: a crash here repeats this
+            if not entry.is_plain:
+                self._tidy(entry.step, functools.partial(self._clear_second_names, entry.step))
         table = self._read.table
         if table is None or change(table) != table:
             self._append(change)
@@ -425,10 +428,20 @@ class DirectoryWriter:
             step_name, is_own, _ = name.partition(OWN_TEMPORARY)
             numbers = list(folders_of(steps_by_kind([step_name])))
             if is_own and numbers and not self._storage.is_changing(numbers[0]):
-                clear = functools.partial(self._clear_folder, numbers[0], name)
+                clear = functools.partial(self._clear_entry, numbers[0], name)
                 self._tidy(numbers[0], clear)
 
-    def _clear_folder(self, step: int, name: str) -> None:
+    def _clear_second_names(self, step: int) -> None:
+        """Remove the temporary names of a complete step's small files.
+
+        A writer leaves such a name if it is killed between its link to the file and the removal.
+        """
+        documents = f"{HOST_STATE}/{step}"
+        if not self._storage.is_object_store:
+            for name in filter(written_for, self._storage.names_in(documents)):
+                self._clear_entry(step, f"{documents}/{name}")
+
+    def _clear_entry(self, step: int, name: str) -> None:
         work = functools.partial(self._pinned(step, name).clear, name)
         self._storage.do("remove", f"/{name}", work, changes=step)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import itertools
 import os
+import re
 import signal
 import sys
 import threading
@@ -226,7 +227,10 @@ def recover_persistent(world: JobProcess, name: str) -> dict[str, Any]:
 
 
 def persistent_leftovers(directory: str, steps: list[int]) -> list[str]:
-    """Files and objects that belong to no step, or to one that does not count."""
+    """Files and objects that belong to no step, or to one that does not count.
+
+    A temporary file of the log may stay as long as its version: the writer may be alive till then.
+    """
     if directory.startswith("gs://bucket/"):
         prefix = directory.removeprefix("gs://bucket/") + "/"
         found = [n.removeprefix(prefix) for n in bucket_control().object_names("bucket", prefix)]
@@ -238,6 +242,9 @@ def persistent_leftovers(directory: str, steps: list[int]) -> list[str]:
     for name in found:
         first, *rest = name.split("/")
         owner = rest[0] if first == "host_state" and rest else first
+        version = re.fullmatch(r"host_state/log/[0-9a-f]{16}\.([0-9]{12}\.json)\.tmp", name)
+        if version and f"host_state/log/{version[1]}" in found:
+            continue
         if owner not in kept or "tmp" in name:
             wrong.append(name)
     return wrong

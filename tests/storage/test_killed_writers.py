@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from persistent_steps import KEPT, LOG_FOLDER, life, writer_of
+from persistent_steps import KEPT, LOG_FOLDER, complete_steps, life, value_of, write, writer_of
 
 from emergency_ckpt.errors import PersistentTierError
 from emergency_ckpt.storage import PersistentTier, StorageDirectory, probe_storage
-from emergency_ckpt.storage.marker import HOST_STATE
+from emergency_ckpt.storage.marker import CHECKSUMS_NAME, HOST_STATE, MARKER_NAME
 
 LONG_S = 60.0
 
@@ -84,6 +84,26 @@ def test_temporary_file_of_a_probe_goes_at_the_next_start(
     assert kills.left
     probe_storage(storage, life(2), time.monotonic() + LONG_S)
     assert list((tmp_path / HOST_STATE).iterdir()) == []
+
+
+def test_temporary_files_beside_a_marker_go_at_the_next_claim(tmp_path: Path) -> None:
+    """The writer was killed after the link to the marker, and before it removed the other name.
+
+    A file that no writer of this package names so stays.
+    """
+    tier = PersistentTier(str(tmp_path))
+    tier.create()
+    writer_of(tier).begin(life(1))
+    write(tier, 3, 7, life(1))
+    folder = tmp_path / HOST_STATE / "3"
+    (folder / "notes.tmp").write_bytes(b"of somebody")
+    names = {path.name for path in folder.iterdir()}
+    for number, name in enumerate((MARKER_NAME, CHECKSUMS_NAME)):
+        (folder / f"{number:016x}.{name}.tmp").hardlink_to(folder / name)
+    writer_of(tier).begin(life(2))
+    assert {path.name for path in folder.iterdir()} == names
+    assert complete_steps(tier) == [3]
+    assert value_of(tier, 3) == 7
 
 
 def create(storage: StorageDirectory) -> None:
