@@ -1,6 +1,6 @@
-"""Lose a slice, recover from the RAM of peers, and compare the bits.
+"""Lose a slice, evict a host, lose all RAM: recover each time, and compare the bits.
 
-python -m examples.demo --scenario slice-loss --out demo_out
+python -m examples.demo --out demo_out
 """
 
 from __future__ import annotations
@@ -43,12 +43,10 @@ def parsed(words: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m examples.demo",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-        description="Trains, loses a slice, recovers from the RAM of peers, and compares the bits"
-        " with those of an undisturbed run.",
+        description="Trains without a fault and once with each: a lost slice, a preemption notice,"
+        " and the loss of all RAM. Compares the bits of each run with the undisturbed one's.",
     )
-    parser.add_argument(
-        "--scenario", choices=[*SCENARIOS, ALL], default="slice-loss", help="what is lost"
-    )
+    parser.add_argument("--scenario", choices=[*SCENARIOS, ALL], default=ALL, help="what is lost")
     parser.add_argument("--out", type=Path, default=Path("demo_out"), help="results go here")
     parser.add_argument("--steps", type=positive, default=60, help="steps of training")
     parser.add_argument("--seed", type=seed, default=0, help="of model and data")

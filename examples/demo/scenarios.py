@@ -39,7 +39,7 @@ class Scenario:
       tier: the tier that the state must be restored from.
       needs_peers: True when bytes must come from other hosts' RAM.
       is_notice: the processes get a preemption notice and lose no step.
-      min_slices, min_hosts_per_slice: size of the smallest suitable job.
+      min_slices: of the smallest suitable job.
     """
 
     name: str
@@ -48,8 +48,7 @@ class Scenario:
     tier: TierName = LOCAL
     needs_peers: bool = False
     is_notice: bool = False
-    min_slices: int = 2
-    min_hosts_per_slice: int = 1
+    min_slices: int = 1
 
     def fault_step(self, job: ScenarioJob) -> int:
         """Return the step of the fault: some steps after the save that must survive it."""
@@ -69,11 +68,6 @@ class Scenario:
         found: list[str] = []
         if job.slices < self.min_slices:
             found.append(f"{self.name} needs {self.min_slices} slices, got {job.slices}")
-        if job.hosts_per_slice < self.min_hosts_per_slice:
-            found.append(
-                f"{self.name} needs {self.min_hosts_per_slice} hosts per slice,"
-                f" got {job.hosts_per_slice}"
-            )
         if job.steps <= self.fault_step(job):
             found.append(
                 f"{self.name} strikes at step {self.fault_step(job)}, after the last of {job.steps}"
@@ -85,17 +79,6 @@ def _last_slice(job: ScenarioJob) -> str:
     return f"kill=slice:{job.slices - 1} lose-ram"
 
 
-def _last_host(job: ScenarioJob) -> str:
-    return f"kill=host:{job.process_count - 1} lose-ram"
-
-
-def _another_host_in_each_slice(job: ScenarioJob) -> str:
-    # Slice i loses its host i (mod hosts), so that any two neighbours still hold one full state.
-    size = job.hosts_per_slice
-    hosts = (index * size + index % size for index in range(job.slices))
-    return f"kill=hosts:{','.join(map(str, hosts))} lose-ram"
-
-
 SCENARIOS: dict[str, Scenario] = {
     scenario.name: scenario
     for scenario in (
@@ -104,45 +87,19 @@ SCENARIOS: dict[str, Scenario] = {
             title="a whole slice dies and its hosts come back with empty ramdisks",
             hit=_last_slice,
             needs_peers=True,
-        ),
-        Scenario(
-            name="host-loss",
-            title="one host dies and comes back with an empty ramdisk",
-            hit=_last_host,
-            needs_peers=True,
-        ),
-        Scenario(
-            name="half-lost",
-            title="another host of each slice dies and comes back with an empty ramdisk",
-            hit=_another_host_in_each_slice,
-            needs_peers=True,
-            min_hosts_per_slice=2,
-        ),
-        Scenario(
-            name="process-crash",
-            title="one process crashes, every ramdisk is kept",
-            hit=lambda job: f"kill=process:{job.process_count - 1}",
-            min_slices=1,
-        ),
-        Scenario(
-            name="permuted",
-            title="all processes are restarted and numbered in reverse order",
-            hit=lambda job: "kill=all permute=reverse",
-            min_slices=1,
+            min_slices=2,
         ),
         Scenario(
             name="preemption",
             title="one host is told to leave: all save one step, end, and resume at that step",
             hit=lambda job: f"kill=process:{job.process_count - 1} signal=TERM",
             is_notice=True,
-            min_slices=1,
         ),
         Scenario(
             name="all-ram-lost",
             title="every host comes back with an empty ramdisk: the persistent tier is left",
             hit=lambda job: "kill=all lose-ram",
             tier=PERSISTENT,
-            min_slices=1,
         ),
     )
 }

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow
 def test_lost_slice_comes_back_from_its_peers_with_equal_bits(tmp_path: Path) -> None:
     out = tmp_path / "out"
     ram = tmp_path / "ram"
-    command = [sys.executable, "-m", "examples.demo", "--out", str(out)]
+    command = [sys.executable, "-m", "examples.demo", "--scenario", "slice-loss", "--out", str(out)]
     done = subprocess.run(
         [*command, "--steps", "30", "--ram", str(ram)],
         capture_output=True,
@@ -62,6 +62,28 @@ def test_lost_slice_comes_back_from_its_peers_with_equal_bits(tmp_path: Path) ->
     assert "FAULT at step 23: hosts 2, 3 are killed" in told
     assert "the RAM of hosts 2, 3 is lost" in told
     assert f"process 3 restored step {restored_step} in" in told
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    ("scenario", "tier"), [("preemption", "local"), ("all-ram-lost", "persistent")]
+)
+def test_other_faults_end_with_equal_bits(tmp_path: Path, scenario: str, tier: str) -> None:
+    out = tmp_path / "out"
+    command = [sys.executable, "-m", "examples.demo", "--scenario", scenario, "--json-only"]
+    done = subprocess.run(
+        [*command, "--steps", "48", "--out", str(out)],
+        capture_output=True,
+        text=True,
+        timeout=580,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    summary = json.loads(done.stdout)
+    assert (summary["recovered"], summary["bitwise_equal"]) == (True, True)
+    assert summary["bytes"][tier] > 0
+    assert summary["final_loss"] == summary["baseline_final_loss"]
+    assert summary["steps_lost"] == 0 or scenario == "all-ram-lost"
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])

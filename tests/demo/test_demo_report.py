@@ -86,12 +86,7 @@ def test_run_that_proves_less_is_not_recovered(
     assert any(problem in line for line in found.problems), found.problems
 
 
-def test_recovery_without_peers_is_enough_where_ram_was_kept() -> None:
-    record = faulty([restored(0, local=9), restored(1, local=9)])
-    assert verdict(record, "process-crash").passed
-
-
-def test_notice_costs_no_step() -> None:
+def test_notice_costs_no_step_and_needs_no_peers() -> None:
     record = faulty([restored(p, local=9, step=23) for p in (0, 1)])
     assert verdict(record, "preemption").passed
 
@@ -160,11 +155,11 @@ def test_document_of_all_scenarios() -> None:
 def test_table_names_every_scenario_and_every_failure() -> None:
     output = io.StringIO()
     console = Console(file=output, width=110)
-    console.print(demo_report.summary_table([verdict(faulty()), verdict(faulty([]), "half-lost")]))
+    console.print(demo_report.summary_table([verdict(faulty()), verdict(faulty([]), "preemption")]))
     text = output.getvalue()
     good, bad = (
         next(line for line in text.splitlines() if name in line)
-        for name in ("slice-loss", "half-lost")
+        for name in ("slice-loss", "preemption")
     )
     assert "NO" not in good
     assert "1000 B" in good
