@@ -158,6 +158,6 @@ class Resume:
             if restored is None:
                 raise
             lack = str(error)
-        if restored is not None and lack and not self._parts.config.only_reads:
+        if restored is not None and lack and LOCAL in self._parts.config.save_plans():
             step, reason = restored.save.step, lack[:500]
             self._parts.events.emit("ram.off", cause="full", step=step, reason=reason)

@@ -206,6 +206,8 @@ class RestoreLeader:
                 continue
             if not isinstance(answer, RestorePlan):
                 return self._without_plan(answer)
+            if self._persistent_error is not None and self._is_behind_storage(answer):
+                raise self._persistent_error  # manifests that came late gave no plan before
             self._report_suspect(answer)
             self._step = answer.step
             if answer.save is not None:
@@ -446,7 +448,8 @@ class RestoreLeader:
                 raise error  # saves of RAM would roll the newer step back
             # RAM may well be enough. If not, see ``_ask_storage_again`` and ``_without_plan``.
             self._sufficed = in_ram
-            return in_ram
+            # The log may have been read before a file failed: then it has its part in the choice.
+            return in_ram if self._view is None else None
         if in_ram is not None and self._inventory.timeline != timeline_before:
             return None  # the log has a newer chain
         if in_ram is None or in_ram.save is None:

@@ -119,7 +119,8 @@ class Restore:
             step=request.requested_step,
             check=self._beats.check,
         )
-        self._room = RestoreRoom(job.tier, "this job only reads" if job.config.only_reads else "")
+        saves_to_ram = LOCAL in job.config.save_plans()
+        self._room = RestoreRoom(job.tier, "" if saves_to_ram else "this job saves nothing to RAM")
         self._spent_s: dict[str, float] = dict.fromkeys(_PHASES, 0.0)
         self._loading: int | None = None  # the newest plan's step to be loaded into RAM
         self._loaded_bytes = 0  # read by this process, also of steps that failed on another

@@ -100,6 +100,7 @@ class Saver:
         self._begun: dict[TierName, SaveId] = {}
         self.local_result: SaveResult | None = None
         self._goes_on_from: SaveId | None = None
+        self._to_roll_back: SaveId | None = None  # the save that binds storage, at process 0
         # Reentrant for signal handlers, which run inside the code that they interrupt.
         self._entry = threading.RLock()
         self._is_storage_prepared = PERSISTENT not in self._schedules
@@ -190,28 +191,37 @@ class Saver:
         )
         if preempted:
             return self._save_preempted(step, request)
-        self._settle_past(save, due)
+        self._settle_past(save)
         begun = self._begin_all(due, request)
         if begun and not self._job.config.async_save:
             self.ending.wait_until_finished()
         return begun
 
-    def _settle_past(self, save: SaveId, saves_to: Collection[TierName]) -> None:
+    def _settle_past(self, save: SaveId) -> None:
         """Decide which earlier steps count from the first save after a start or a restore on.
 
-        After a restore of a requested step, the newer steps are forgotten now: in RAM at once, in
-        storage in the background, by the save to storage where ``saves_to`` names that tier.
+        After a restore of a requested step, the newer steps are forgotten: in RAM now, in storage
+        by the save to storage, or by ``_roll_storage_back``.
         """
         job = self._job
         if self._goes_on_from is not None:
             job.timelines.bind()
             self.saved.forget_newer(self._goes_on_from.step)
             self._goes_on_from = None
-            if self._saves.persistent is not None and job.process[0] == 0:
-                schedule = self._schedules.get(PERSISTENT)
-                if schedule is not None and PERSISTENT not in saves_to:
-                    schedule.worker.submit_next(partial(self._saves.persistent.roll_back, save))
+            if PERSISTENT in self._schedules and job.process[0] == 0:
+                self._to_roll_back = save
         job.timelines.begin_unrestored(save)
+
+    def _roll_storage_back(self, begun: Collection[TierName]) -> None:
+        """Roll storage back in the background, where no save in ``begun`` does that.
+
+        A save to storage may be due and not begin: the step is there, or the tier pauses.
+        """
+        save, self._to_roll_back = self._to_roll_back, None
+        persistent = self._saves.persistent
+        if save is not None and persistent is not None and PERSISTENT not in begun:
+            worker = self._schedules[PERSISTENT].worker
+            worker.submit_next(partial(persistent.roll_back, save))
 
     def _begin_all(self, due: Sequence[TierName], request: SaveRequest) -> bool:
         """Begin a save in each tier that is due, then wait until the state may be donated."""
@@ -225,17 +235,21 @@ class Saver:
                 if save_begun is not None:
                     begun.append(save_begun)
         except CheckpointError as error:
-            for name in due:
-                if name not in reached:
-                    self._schedules[name].note_due(request.step)
-                    tell = partial(self._tell_refused, name, request.save, error)
-                    self._schedules[name].leave_out(request.step, tell)
+            self._refuse([name for name in due if name not in reached], request.save, error)
             raise
         finally:
             request.release()
+            self._roll_storage_back([save_begun.tier for save_begun in begun])
             for save_begun in begun:
                 self._wait_captured(save_begun, request, begun)
         return bool(begun)
+
+    def _refuse(self, tiers: Sequence[TierName], save: SaveId, error: CheckpointError) -> None:
+        """Tell the others that a save that is due in ``tiers`` does not begin here."""
+        for name in tiers:
+            self._schedules[name].note_due(save.step)
+            tell = partial(self._tell_refused, name, save, error)
+            self._schedules[name].leave_out(save.step, tell)
 
     def _begin(self, name: TierName, request: SaveRequest) -> _Begun | None:
         """Begin a save; return None if the tier has the step, is busy, or pauses.
@@ -444,6 +458,8 @@ class Saver:
         """Allow another save of ``step``, which was removed from both tiers."""
         self.saved.forget(step)
         self._saves.local.forget(step)
+        if self._saves.persistent is not None:
+            self._saves.persistent.forget(step)
         for schedule in self._schedules.values():
             schedule.forget(step)
 
@@ -462,15 +478,21 @@ class Saver:
             if job.config.saves_at_preemption or schedule.plan.on_preemption
         ]
         started = set[TierName]()
+        failure: CheckpointError | None = None
         why = f"since step {self._newest_due}, which was saved or restored, is newer"
         if request is not None:
             why = "the time is over"
             try:
-                self._settle_past(request.save, self._schedules)
+                self._settle_past(request.save)
             except PersistentTierError as error:  # the job ends by the notice all the same
                 why = str(error)
             else:
-                started = self._start_in_order(tiers, request, watch.grace_left_s)
+                try:
+                    self._start_in_order(tiers, request, watch.grace_left_s, started)
+                except PeerLeft:
+                    raise
+                except CheckpointError as error:
+                    failure, why = error, str(error)
         for name in tiers:
             # Without a request, a saved step of this number is not the present state.
             is_there = request is not None and step in self.saved.of(name)
@@ -481,17 +503,26 @@ class Saver:
                 self.ending.wait_until_finished()
             except CheckpointError as error:
                 logging.error("preempted at step %d: %s", step, error)
+            if failure is not None:
+                logging.error("preempted at step %d: %s", step, failure)
             raise SystemExit(PREEMPTED_EXIT_CODE)
+        if failure is not None:
+            raise failure
         return bool(started)
 
     def _start_in_order(
-        self, tiers: Sequence[TierName], request: SaveRequest, left_s: Callable[[], float]
-    ) -> set[TierName]:
-        """Save in ``tiers``, one after the other; return those in which a save has started."""
-        started: set[TierName] = set()
+        self,
+        tiers: Sequence[TierName],
+        request: SaveRequest,
+        left_s: Callable[[], float],
+        started: set[TierName],
+    ) -> None:
+        """Save in ``tiers``, one after the other; add those in which a save has ``started``."""
         request.both = len(tiers) > 1
+        reached: list[TierName] = []
         try:
             for name in tiers:
+                reached.append(name)
                 request.limit_s = left_s()
                 begun = self._begin(name, request)
                 if begun is None:
@@ -502,9 +533,12 @@ class Saver:
                     limit_s = left_s() / 2
                     with self._job.progress.inside("save", limit_s):
                         self._schedules[name].worker.wait_idle(limit_s)
+        except CheckpointError as error:
+            self._refuse([name for name in tiers if name not in reached], request.save, error)
+            raise
         finally:
             request.release()
-        return started
+            self._roll_storage_back(started)
 
     @property
     def begun(self) -> Mapping[TierName, SaveId]:
@@ -513,5 +547,5 @@ class Saver:
 
     def store_newest(self, timeout_s: float | None = None) -> None:
         """At a normal end, begin to bring RAM's newest step to storage, where storage lacks it."""
-        settle = partial(self._settle_past, saves_to={PERSISTENT})
-        self.ending.store_newest(timeout_s, settle, goes_on=self._goes_on_from is None)
+        goes_on = self._goes_on_from is None
+        self.ending.store_newest(timeout_s, self._settle_past, goes_on=goes_on)

@@ -82,6 +82,7 @@ class TierSchedule:
         """Forget, after a restore of ``step``, all that came later."""
         with self._lock:
             self.last = step
+            self.last_started = None
             self._announced_step = None
             self._announces_again = False
             self._last_start_s = time.monotonic()
@@ -94,6 +95,8 @@ class TierSchedule:
         with self._lock:
             if self.last == step:
                 self.last = step - 1 if step else None
+            if self.last_started == step:
+                self.last_started = None
 
     def is_behind(self, step: int) -> bool:
         """Return whether ``step`` comes after the last due or restored step."""

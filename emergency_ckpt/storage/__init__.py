@@ -22,9 +22,9 @@ this step before the thread has ended (``calls.LATE_CHANGES``). No thread may be
 barrier, TensorStore), because the thread would take the interpreter's lock at exit and abort the
 process.
 
-On a file system TensorStore syncs data files, databases, the JSON documents of a step and their
-folders to the disk (``file_io_sync``), and ``directory`` the versions of the log with their folder;
-the marker and the renames of a step are not synced.
+On a file system all files of a step are synced to the disk before the version of the log that lists
+the step: TensorStore syncs the tensors (``file_io_sync``), ``directory`` the host states, the
+marker and the versions of the log, each with its folder.
 
 Not guaranteed: the bytes of the tensors, which the restore compares with the CRC32Cs of capture
 time; protection from a process that may write to the directory (docs/security.md).

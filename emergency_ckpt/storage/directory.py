@@ -337,7 +337,7 @@ class StorageDirectory:
         try:
             if not self.is_object_store:
                 path.parent.mkdir(exist_ok=True)
-            self._create(path, data, is_durable=False)
+            self._create(path, data)
         except FileExistsError as error:
             self.forget_listings()
             if not _has(path, data):
@@ -353,19 +353,19 @@ class StorageDirectory:
         def put() -> bool:
             try:
                 with _repeated_after_removal():
-                    self._create(path, data, is_durable=True)
+                    self._create(path, data)
             except FileExistsError:
                 return False
             return True
 
         return self.do("write", f"/{below}", put, deadline_s)
 
-    def _create(self, path: epath.Path, data: bytes, *, is_durable: bool) -> None:
+    def _create(self, path: epath.Path, data: bytes) -> None:
         if self.is_object_store:
             # With the precondition that the object does not exist.
             self._client().pipe_file(str(path), data, mode="create")
         else:
-            _link_new(path, data, is_durable=is_durable)
+            _link_new(path, data)
 
     def lexists(self, below: str) -> bool:
         """Return whether a file system has the name ``below``, even as a dangling link."""
@@ -547,18 +547,17 @@ def _repeated_after_removal() -> Generator[None]:
         raise ConnectionError("the temporary file was removed meanwhile") from error
 
 
-def _link_new(path: epath.Path, data: bytes, *, is_durable: bool) -> None:
+def _link_new(path: epath.Path, data: bytes) -> None:
     """Create a file atomically at ``path``; FileExistsError when it exists.
 
-    On a file system without hard links the file is empty for a moment. ``is_durable``: the file
-    survives a loss of power from then on, if the file system can sync a folder.
+    The file survives a loss of power from then on, if the file system can sync a folder. On a file
+    system without hard links the file is empty for a moment.
     """
     with _temporary(path) as temporary:
         with open(temporary, "wb") as file:
             file.write(data)
-            if is_durable:
-                file.flush()
-                os.fsync(file.fileno())
+            file.flush()
+            os.fsync(file.fileno())
         try:
             os.link(temporary, path)
         except OSError as error:
@@ -566,10 +565,16 @@ def _link_new(path: epath.Path, data: bytes, *, is_durable: bool) -> None:
                 raise
             open(path, "xb").close()
             temporary.replace(path)
-    if is_durable:
-        # Some file systems refuse this. The file is there, and others may have read it already.
-        with contextlib.suppress(OSError), closing(os.open(path.parent, os.O_RDONLY)) as fd:
-            os.fsync(fd)
+    sync_folder(path.parent)
+
+
+def sync_folder(path: epath.Path) -> None:
+    """Let the names in a folder of a file system survive a loss of power.
+
+    Some file systems refuse this. The names are there, and others may have read them already.
+    """
+    with contextlib.suppress(OSError), closing(os.open(path, os.O_RDONLY)) as fd:
+        os.fsync(fd)
 
 
 _NAME = re.compile(r"probe-([0-9]{12})-[0-9a-f]{16}")

@@ -223,9 +223,9 @@ class DirectoryWriter:
     def _append(self, change: Callable[[Table], Table], deadline_s: float | None = None) -> None:
         """Write the next version with ``change``, after the versions that others have written."""
         for _ in range(_ATTEMPTS):
+            self._decide(self._read.table, self._mine)  # another thread may have read a newer claim
             if self._append_once(change(begun(self._read.table, self._mine)), deadline_s):
                 return
-            self._decide(self._read.table, self._mine)
         raise _Crowded("write", self._log.target, _MANY_WRITERS)
 
     def _append_once(self, table: Table, deadline_s: float | None) -> bool:
@@ -282,6 +282,7 @@ class DirectoryWriter:
             if not (self._is_held and self._log.is_newest(self._read.number)):
                 self._refresh(None)
                 if self._decide(self._read.table, self._mine) != "hold":
+                    self._is_held = False
                     problem = "another writer of this life has come, which may have changed it"
                     raise _Overtaken("change", f"{self._directory}{target}", problem)
 
@@ -412,7 +413,7 @@ class DirectoryWriter:
                 continue
             if self._tidy(step, lambda step=step: self._clear(step)) is None:
                 self._tell_removal("removed", step)
-        self._finish_removal([e for e in self._entries() if e.state == "removing"])
+        self._finish_removal(self._failed_removals())
         self._clear_temporary()
         self._hide_excluded()
 
@@ -523,6 +524,7 @@ class DirectoryWriter:
             processes=step.process_count,
             stateful=step.has_host_state,
             saved_s=stored_step.committed_ns / 1e9,
+            metrics=stored_step.metrics,
             folder="" if name == str(step.step) else name,
             size_bytes=0 if marker is None else state_size_bytes(marker.leaves),
         )
@@ -699,14 +701,18 @@ class DirectoryWriter:
                 if missing & view.unlisted.keys():
                     unlisted, _ = self._sort(view, deadline_s)
                 entries += [e for e in unlisted if e.step in missing]
-            self._remove([e for e in entries if e.state != "hidden"], unlisted)
+            going = [e for e in entries if e.state != "hidden"]
+            self._remove(going, unlisted, beside=self._failed_removals())
 
-    def retire(self, step: int, incarnation: str) -> None:
-        """Remove a listed ``step`` as ``remove`` does, but without an error for files that stay."""
+    def retire(self, step: int) -> None:
+        """Remove a listed ``step`` as ``remove`` does, but without an error for files that stay.
+
+        For the life that has saved last through this writer.
+        """
         with self._lock:
-            self.hold(incarnation)
+            self.check()
             if (entry := self._entry_of(step)) is not None and entry.state != "hidden":
-                self._remove_what_goes([entry])
+                self._remove_listed([entry, *self._failed_removals()])
 
     def remove_hidden(self, saves: Collection[tuple[int, str]], incarnation: str) -> set[int]:
         """Remove hidden steps for good, as a user asks; return those that were removed.
@@ -721,23 +727,41 @@ class DirectoryWriter:
             self._remove(going)
             return {entry.step for entry in going}
 
-    def _remove(self, entries: Sequence[Entry], unlisted: Sequence[Entry] = ()) -> None:
-        """Remove all ``entries``, or raise the error of the first entry that cannot be deleted."""
-        errors = self._remove_what_goes(entries, unlisted) if entries else {}
+    def _remove(
+        self,
+        entries: Sequence[Entry],
+        unlisted: Sequence[Entry] = (),
+        beside: Sequence[Entry] = (),
+    ) -> None:
+        """Remove all ``entries``, or raise the error of the first entry that cannot be deleted.
+
+        ``beside``: other entries to remove, without an error for files that stay.
+        """
+        errors = self._remove_listed((*entries, *beside), unlisted) if entries else {}
         for entry in entries:
             if entry.step in errors:
                 raise errors[entry.step]
 
-    def _remove_what_goes(
+    def _failed_removals(self) -> list[Entry]:
+        """Return the entries whose deletion has failed before, and may succeed now.
+
+        A call that was given up, and may still end, is waited for by no other removal.
+        """
+        removing = (entry for entry in self._entries() if entry.state == "removing")
+        return [
+            entry
+            for entry in removing
+            if entry.step not in self._stuck and not self._storage.is_changing(entry.step)
+        ]
+
+    def _remove_listed(
         self, entries: Sequence[Entry], unlisted: Sequence[Entry] = ()
     ) -> dict[int, PersistentTierError]:
         """Remove ``entries``; return, by step, the errors of entries that cannot be deleted.
 
         ``unlisted``: entries to list in the same version, where the table has none of the number.
         """
-        # Entries whose deletion has failed before are tried again, where that may help.
-        failed = [e for e in self._entries() if e.state == "removing" and e.step not in self._stuck]
-        by_step = {e.step: e for e in (*entries, *failed) if e.step not in self._removing}
+        by_step = {e.step: e for e in entries if e.step not in self._removing}
         leaving = in_state("removing", by_step.values())
 
         def change(table: Table) -> Table:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 import msgspec
 from absl import logging
 
-from emergency_ckpt.core.limits import MAX_INT
+from emergency_ckpt.core.limits import MAX_INT, MAX_METRICS_BYTES
 from emergency_ckpt.core.restore.inventory import PersistentStep
 from emergency_ckpt.core.step_log import Entry
 from emergency_ckpt.core.step_names import COMMITTED, MANIFEST, STEP_METADATA, is_item_name
@@ -50,6 +50,7 @@ class FoundStep(NamedTuple):
       is_junk: neither this package nor Orbax wrote into the folder. The step has a ``problem``.
       committed_ns: Unix time in ns at which Orbax committed the step; 0 when not known.
       marker_digest: SHA-256 (hex) of ``marker.json``; empty without a ``marker``.
+      metrics: of a step with a ``marker``, from Orbax's metadata; None without any.
       entry: the step's entry in the log; None for a step that the log does not name.
     """
 
@@ -59,6 +60,7 @@ class FoundStep(NamedTuple):
     is_junk: bool = False
     committed_ns: int = 0
     marker_digest: str = ""
+    metrics: dict[str, Any] | None = None
     entry: Entry | None = None
 
     @property
@@ -350,7 +352,12 @@ class StepInspection:
         item = PersistentStep(step, len(marker.digests), stateful, incarnation, problem)
         usable = None if problem else marker
         return FoundStep(
-            item, usable, name, committed_ns=_committed_ns(metadata), marker_digest=_digest(data)
+            item,
+            usable,
+            name,
+            committed_ns=_committed_ns(metadata),
+            marker_digest=_digest(data),
+            metrics=_metrics_of(metadata),
         )
 
     def _compare_tensors(self, folder: str, metadata: bytes | None, marker: StepMarker) -> str:
@@ -500,6 +507,13 @@ def ours_of(metadata: bytes | None) -> dict[str, Any] | None:
 def _incarnation_of(metadata: bytes | None) -> object:
     """Return the incarnation that this package's entry names, unchecked; None without one."""
     return (ours_of(metadata) or {}).get("incarnation")
+
+
+def _metrics_of(metadata: bytes | None) -> dict[str, Any] | None:
+    """Return the metrics in Orbax's metadata; None without any, or with more than a save takes."""
+    metrics = fields_of(metadata).get("metrics")
+    is_usable = isinstance(metrics, dict) and len(json.dumps(metrics)) <= MAX_METRICS_BYTES
+    return cast("dict[str, Any]", metrics) or None if is_usable else None
 
 
 def _committed_ns(metadata: bytes | None) -> int:

@@ -54,6 +54,7 @@ from emergency_ckpt.storage.array_writes import (
     published_database_spec,
 )
 from emergency_ckpt.storage.calls import result_of, wait_for
+from emergency_ckpt.storage.directory import sync_folder
 from emergency_ckpt.storage.item import SHARDINGS, ItemTree, array_metadata, shardings
 from emergency_ckpt.storage.marker import OURS
 from emergency_ckpt.storage.meetings import BEGUN, WRITTEN, Meet
@@ -177,6 +178,7 @@ class StepWriter:
         if not self._in_bucket:
             self._writes.check()
             self._folder.rename(self._final)
+            sync_folder(self._final.parent)
 
     def _database_of(self, item: str, process: int) -> str:
         return f"{item}/{self._writes.database_of(process)}"

@@ -103,6 +103,16 @@ def test_metrics_that_are_no_mapping_are_refused_at_the_call(world: World) -> No
         assert checkpointer.save(step=2, state=world.state(2), metrics={"loss": 0.5})
 
 
+def test_metrics_too_long_for_the_log_are_refused(world: World) -> None:
+    """Each version of the log has those of all steps."""
+    large = {"layers": ["x" * 1000] * 66}
+    with world.open_both() as checkpointer:
+        with pytest.raises(InvalidState, match=r"metrics: 6\d+ bytes are too many"):
+            checkpointer.save(step=2, state=world.state(2), metrics=large)
+        assert not world.persistent.joinpath("2").exists()
+        assert checkpointer.save(step=2, state=world.state(2), metrics={"loss": 0.5})
+
+
 def test_restore_latest_is_the_newest_and_a_name_is_refused(world: World) -> None:
     with world.open_both() as checkpointer:
         save_all(checkpointer, world, 2, 3)

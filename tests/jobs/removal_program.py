@@ -180,7 +180,7 @@ def replaced() -> list[dict[str, Any]]:
         writer.begin(life(2))
         write_plain(run, REMOVED, 40)
         files = below(run, f"{REMOVED}/")
-        writer.retire(REMOVED, life(2))
+        writer.retire(REMOVED)
         found.append({**look(run), "same": files == below(run, f"{REMOVED}/")})
     return found
 
@@ -198,7 +198,7 @@ def plain_removal_in_two_lives() -> list[dict[str, Any]]:
         raise PersistentTierError("remove", url("two"), "the life ends")
 
     StorageDirectory.delete_objects = delete_and_die
-    writer.retire(REMOVED, life(1))
+    writer.retire(REMOVED)
     StorageDirectory.delete_objects = delete_objects
     found = [look("two")]
     writer_of(tier_of("two")).begin(life(2))

@@ -51,6 +51,27 @@ def test_first_save_after_it_is_binding_in_both_tiers(world: World, tier: str) -
     assert restored(world, **every) == (3 if tier == "storage" else 2)
 
 
+def test_forced_save_of_the_restored_step_is_binding_in_storage(world: World) -> None:
+    """Both tiers have the step, so that no save begins."""
+    persist(world, 2, 4, 6)
+    world.lose_ram()
+    with world.open_both(local_save_every=1, save_every=50) as ckpt:
+        assert ckpt.restore(2, state=world.state(0))[0] == 2
+        assert not ckpt.save(step=2, state=world.state(2), force=True)
+    assert kept(world) == ["4.rolled", "6.rolled"]
+    world.lose_ram()
+    assert restored(world) == 2
+
+
+def test_job_that_saves_to_storage_alone_keeps_no_state_in_ram(world: World) -> None:
+    for step in (2, 4, 6):
+        with world.open_both(**STORAGE) as ckpt:
+            assert ckpt.restore(state=world.state(0))[0] == (step - 2 or None)
+            save_all(ckpt, world, step)
+        assert list(world.ramdisk.rglob("slot_*")) == []
+    assert "ram.off" not in world.names()
+
+
 def test_steps_of_the_new_timeline_are_kept_by_retention(world: World) -> None:
     persist(world, 2, 4, 6)
     with world.open_both(**STORAGE, keep_last_n=2) as ckpt:

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
 import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 from world import STORAGE, World, same, save_all
 
 from emergency_ckpt import start
-from emergency_ckpt.errors import PersistentTierError
+from emergency_ckpt.cluster.shard_source import ProcessHoldings
+from emergency_ckpt.errors import PersistentTierError, TransferError
+from emergency_ckpt.restore import holders
 from emergency_ckpt.storage import StorageDirectory
 
 
@@ -41,6 +46,28 @@ def test_older_step_of_ram_takes_no_stored_ones_place(
         step, state = checkpointer.restore(state=ahead.state(0))
         assert step == 4
         assert same(state, ahead.state(4))
+
+
+def test_late_manifest_takes_no_stored_step_away(
+    ahead: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another sharding needs the manifest, whose holder answers only when it is asked for long."""
+    state = ahead.state(0)
+    state["w"] = jax.device_put(state["w"], NamedSharding(ahead.mesh, P("slice")))
+    fetch, failures = holders.fetch_contents, iter(range(3))
+
+    def late(*args: Any) -> Any:
+        if next(failures, None) is not None:
+            raise TransferError("read", "its holder", "no route to it")
+        return fetch(*args)
+
+    with monkeypatch.context() as patch, ahead.open_both(total_timeout_s=20.0) as checkpointer:
+        patch.setattr(StorageDirectory, "forget_listings", unreachable)
+        patch.setattr(ProcessHoldings, "contents", lambda *_: None)
+        patch.setattr(holders, "fetch_contents", late)
+        with pytest.raises(PersistentTierError, match="no route to storage"):
+            checkpointer.restore(state=state)
+    assert next(failures, None) is None
 
 
 def test_step_that_was_left_behind_is_not_waited_for(

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import numpy as np
@@ -172,6 +173,34 @@ def test_save_to_storage_that_cannot_begin_is_told_at_once(
         ((step, reason),) = said
         assert step == first + 1
         assert reason.startswith("HostStateError: capture host_state: cannot store")
+
+
+@pytest.mark.parametrize("reaction", ["save", "exit"])
+def test_notice_save_that_cannot_begin_is_told_twice(
+    world: World, monkeypatch: pytest.MonkeyPatch, reaction: Literal["save", "exit"]
+) -> None:
+    """The others would wait for this process until the grace period is over."""
+    said: list[tuple[int, str]] = []
+    leave_out = PersistentSaves.leave_out
+
+    def heard(saves: PersistentSaves, save: SaveId, writers: Sequence[int], reason: str) -> None:
+        said.append((save.step, reason))
+        leave_out(saves, save, writers, reason)
+
+    monkeypatch.setattr(PersistentSaves, "leave_out", heard)
+    error = SystemExit if reaction == "exit" else HostStateError
+    with contextlib.suppress(SystemExit), world.open_both(on_preemption=reaction) as checkpointer:
+        save_all(checkpointer, world, 1)
+        checkpointer.request_preemption()
+        assert checkpointer.reached_preemption(2)
+        with pytest.raises(error):
+            checkpointer.save(step=2, state=world.state(2), host_state={1, 2})
+        checkpointer.wait_until_finished()
+    ((step, reason),) = said
+    assert step == 2
+    assert reason.startswith("HostStateError: capture host_state: cannot store")
+    missed = [event.fields["tier"] for event in world.events if event.name == "preemption.missed"]
+    assert sorted(map(str, missed)) == ["local", "persistent"]
 
 
 def test_listener_that_exits_ends_no_later_save(world: World) -> None:

@@ -14,6 +14,7 @@ from persistent_steps import RUN_ID, complete_steps, life, save_over, value_of, 
 from emergency_ckpt.core.timeline import continued
 from emergency_ckpt.errors import CheckpointError
 from emergency_ckpt.storage import PersistentTier
+from emergency_ckpt.storage.pinned import Pinned
 from emergency_ckpt.types import SaveId
 
 A, B, C = (life(number) for number in range(1, 4))
@@ -90,6 +91,30 @@ def test_step_is_rolled_back_before_it_is_removed(
         save_over(tier, 4, 40, C, chain=BACK_TO_2, at=die)
     assert complete_steps(tier) == [2]
     assert value_of(tier, 6) == 6, "hidden, since nothing was saved in its place"
+
+
+def test_room_for_a_hidden_number_waits_for_no_other_removal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An older step cannot be deleted, and each attempt takes as long as a call may."""
+    rolled_back(tmp_path)
+    writer = writer_of(PersistentTier(str(tmp_path), timeout_s=0.5))
+    writer.begin(C)
+    asked, clear = list[str](), Pinned.clear
+
+    def refused(pinned: Pinned, name: str, at: str = "") -> None:
+        asked.append(name)
+        if name == "2":
+            raise ConnectionError("the server does not delete now")
+        clear(pinned, name, at)
+
+    monkeypatch.setattr(Pinned, "clear", refused)
+    writer.retire(2)
+    assert "2" in asked
+    asked.clear()
+    writer.make_room(4)
+    assert asked
+    assert "2" not in asked
 
 
 def test_removal_takes_no_hidden_step(tmp_path: Path) -> None:

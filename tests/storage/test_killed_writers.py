@@ -10,10 +10,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from persistent_steps import KEPT, LOG_FOLDER, complete_steps, life, value_of, write, writer_of
+from persistent_steps import (
+    KEPT,
+    LOG_FOLDER,
+    complete_steps,
+    life,
+    save_over,
+    value_of,
+    write,
+    writer_of,
+)
 
 from emergency_ckpt.errors import PersistentTierError
+from emergency_ckpt.state.host_state import document_name
 from emergency_ckpt.storage import PersistentTier, StorageDirectory, probe_storage
+from emergency_ckpt.storage.directory import written_for
 from emergency_ckpt.storage.marker import CHECKSUMS_NAME, HOST_STATE, MARKER_NAME
 
 LONG_S = 60.0
@@ -137,3 +148,25 @@ def test_folder_that_is_gone_is_not_made_again(
     with pytest.raises(PersistentTierError, match="FileNotFoundError"):
         write(StorageDirectory(str(directory), LONG_S))
     assert not directory.exists()
+
+
+def test_files_are_synced_before_the_version_that_lists_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The order of what is synced; TensorStore syncs the arrays itself."""
+    tier = PersistentTier(str(tmp_path))
+    tier.create()
+    writer_of(tier).hold(life(1))
+    synced, fsync = list[str](), os.fsync
+
+    def noted(fd: int) -> None:
+        path = Path(os.readlink(f"/proc/self/fd/{fd}"))
+        synced.append(written_for(path.name) or str(path.relative_to(tmp_path)))
+        fsync(fd)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    save_over(tier, 4, 7, life(1))
+    versions = [n for n, name in enumerate(synced) if name.startswith("00000")]
+    before = synced[: versions[-1]]
+    assert {document_name(0, 1), CHECKSUMS_NAME, MARKER_NAME} < set(before)
+    assert before.index(f"{HOST_STATE}/4") < before.index(".") < before.index(MARKER_NAME)

@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple, cast
 
 import msgspec
 
-from emergency_ckpt.core.limits import MAX_DEPTH, MAX_ITEMS, MAX_STEP
+from emergency_ckpt.core.limits import MAX_DEPTH, MAX_ITEMS, MAX_METRICS_BYTES, MAX_STEP
 from emergency_ckpt.core.step_names import METRICS, is_item_name
 from emergency_ckpt.core.wording import processes_text, seconds_text
 from emergency_ckpt.errors import InvalidState
@@ -158,7 +158,12 @@ def named_metrics(metrics: object) -> Any:
     if not isinstance(metrics, Mapping):
         kind = type(metrics).__name__
         raise InvalidState("save", "metrics", f"a {kind} is no mapping of names to values")
-    return plain_metrics(metrics)
+    plain = plain_metrics(metrics)
+    size = len(msgspec.json.encode(plain))
+    if size > MAX_METRICS_BYTES:  # each version of the step log has the metrics of all steps
+        problem = f"{size} bytes are too many (at most {MAX_METRICS_BYTES})"
+        raise InvalidState("save", "metrics", problem)
+    return plain
 
 
 def check_items(orbax: OrbaxStep, state: object) -> None:

@@ -20,6 +20,9 @@ from emergency_ckpt.core.save.save_rules import StepRecord, choose_removals
 from emergency_ckpt.errors import PersistentTierError, SaveFailed
 from emergency_ckpt.storage.directory_writer import DirectoryWriter
 
+LONGEST_HOLD_S = 30.0
+"""As ``restore.leader.LISTING_TIMEOUT_S``: where storage is down, RAM is not to wait for long."""
+
 
 class Preservation:
     """Keeps the steps that the policy, or the simple fields, ask for, and the last complete step.
@@ -76,14 +79,14 @@ class Preservation:
         if self._worker is None:
             return ()
         try:
-            steps, incarnation = off_training_thread(self._unwanted)
+            steps = off_training_thread(self._unwanted)
         except Exception as error:  # noqa: BLE001 - the user's policy; saves go on
             text = f"{type(error).__name__}: {error}"
             failure = SaveFailed("remove", "old steps of the persistent tier", text)
             self._failures.record(failure, cause=error)
             return ()
         try:
-            self._worker.submit_next(lambda: self._run(steps, incarnation, let_go))
+            self._worker.submit_next(lambda: self._run(steps, let_go))
         except RuntimeError as error:
             logging.warning("no old step is removed from storage: %s", error)
             return ()
@@ -104,12 +107,13 @@ class Preservation:
         """Remove no step inside, where a restore may read any step.
 
         A removal under way ends with its present step. This is waited for, but no longer than for a
-        call to storage: if storage does not answer, that old step may still be removed inside. A
-        restore must not hang on the removal, nor fail on one process alone.
+        listing: if storage does not answer, that old step may still be removed inside. A restore
+        must not hang on the removal, nor fail on one process alone.
         """
         with self._changed:
             self._holders += 1
-            if not self._changed.wait_for(lambda: not self._is_removing, self._timeout_s):
+            limit_s = min(self._timeout_s, LONGEST_HOLD_S)
+            if not self._changed.wait_for(lambda: not self._is_removing, limit_s):
                 logging.warning("an old persistent step is still being removed; going on")
         try:
             yield
@@ -127,7 +131,7 @@ class Preservation:
         self.let_go()
         return self._worker is None or self._worker.stop(timeout_s)
 
-    def _run(self, steps: Sequence[int], incarnation: str, let_go: int) -> None:
+    def _run(self, steps: Sequence[int], let_go: int) -> None:
         """Remove ``steps``, until ``let_go`` is called once more than so often."""
         with self._changed:
             self._changed.wait_for(lambda: self._holders == 0 or self._let_go != let_go)
@@ -137,7 +141,7 @@ class Preservation:
                 with self._changed:
                     if self._holders or self._let_go != let_go:
                         return  # the next save looks again
-                self._writer.retire(step, incarnation)
+                self._writer.retire(step)
         except PersistentTierError as error:  # a clean-up's error is never a save's
             logging.warning("old steps stay in storage: %s", error)
         finally:
@@ -145,11 +149,11 @@ class Preservation:
                 self._is_removing = False
                 self._changed.notify_all()
 
-    def _unwanted(self) -> tuple[tuple[int, ...], str]:
-        """Return the steps that no setting or policy keeps, and the incarnation on record."""
+    def _unwanted(self) -> tuple[int, ...]:
+        """Return the steps that no setting or policy keeps."""
         table, lines = self._writer.table, self._timelines
         if table is None:
-            return (), ""
+            return ()
         records = [
             StepRecord(entry.step, entry.saved_s, entry.metrics)
             for entry in table.counting()
@@ -161,4 +165,4 @@ class Preservation:
         is_wanted = wanted_steps(
             records, self._policy, keep_last_n=last_n, keep_every_n_steps=every_n
         )
-        return choose_removals([record.step for record in records], is_wanted), table.incarnation
+        return choose_removals([record.step for record in records], is_wanted)

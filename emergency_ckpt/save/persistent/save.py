@@ -19,9 +19,9 @@ from emergency_ckpt.cluster.left_processes import LeftProcesses
 from emergency_ckpt.cluster.peers import Peers
 from emergency_ckpt.cluster.shard_source import HostStateInbox
 from emergency_ckpt.cluster.timelines import StoredChain
-from emergency_ckpt.core.limits import MAX_METRICS_BYTES
 from emergency_ckpt.core.placement import Topology, host_state_writer, owners_of
 from emergency_ckpt.core.stall import TimeLimits
+from emergency_ckpt.core.timeline import life_of
 from emergency_ckpt.core.wording import valid_text
 from emergency_ckpt.errors import (
     CheckpointError,
@@ -126,7 +126,7 @@ class PersistentSaves:
         self._came: Callable[[Collection[int]], None] = lambda _: None
         self._owes = ""  # as ``stage`` of ``_tell``: for the save under way
         self._preservation = preservation
-        self._complete: int | None = None  # the step of the newest save, where that is complete
+        self._complete: SaveId | None = None  # the newest save, where that is complete
 
     @property
     def waits_for_others(self) -> bool:
@@ -154,6 +154,11 @@ class PersistentSaves:
         """As ``StoredChain.roll_back``, for times without a save to storage under way."""
         self._chain.roll_back(save)
 
+    def forget(self, step: int) -> None:
+        """``step`` was removed from both tiers."""
+        if self._complete is not None and self._complete.step == step:
+            self._complete = None
+
     def end_waits(self) -> None:
         """End all waits for outcomes that others decide, now and later, since this process ends."""
         self._rounds.end_waits()
@@ -164,7 +169,9 @@ class PersistentSaves:
         For times without such work. A second save of the complete step is not reported: the others
         keep the first save too. ``writers``: as of ``tell_late``.
         """
-        if save.step != self._complete:
+        # A job that went back to an older step saves the number anew, in a life of its own.
+        life, done = life_of(save.incarnation), self._complete
+        if done is None or (done.step, life_of(done.incarnation)) != (save.step, life):
             self._tell(save, writers, StageReport(SKIPPED))
 
     def tell_late(self, save: SaveId, writers: Sequence[int]) -> None:
@@ -178,7 +185,7 @@ class PersistentSaves:
         """Save and publish; return whether the step is complete. Records failures; never raises."""
         self._complete = None
         if complete := self._run(job):
-            self._complete = job.save.step
+            self._complete = job.save
         return complete
 
     def leave_out(self, save: SaveId, writers: Sequence[int], reason: str) -> None:
@@ -444,10 +451,6 @@ class PersistentSaves:
             text = f"{shard.leaf}{shard.box} differs between the processes that write it"
             self._events.emit("divergence", step=job.save.step, text=text)
         specs = [leaf.spec for leaf in job.tree.leaves]
-        size = 0 if job.metrics is None else len(msgspec.json.encode(job.metrics))
-        if size > MAX_METRICS_BYTES:  # each version of the step log has the metrics of all steps
-            problem = f"{size} bytes are too many (at most {MAX_METRICS_BYTES})"
-            raise SaveFailed("write", "metrics", problem)
         entry = self._tier.finish(job.save, documents, specs, crcs, job.metrics, job.orbax)
         self._chain.publish(entry)
 

@@ -364,6 +364,33 @@ def test_second_save_skipped_is_told_only_where_needed(job: Job, fails: bool) ->
     assert bool(told) == fails
 
 
+def test_skipped_save_of_a_number_that_is_saved_anew_is_told(job: Job) -> None:
+    """Once after a restore of an older step in the same process, once after a removal."""
+    job.save(1)
+    saves, service = job.saves[1], job.service
+    after_restore = SaveId(1, life(2), "run")
+    saves.tell_skipped(after_restore, TOPOLOGY.writers)
+    assert any(after_restore.incarnation in key for key in service.values)
+    again = SaveId(1, f"{LIFE}.000001", "run")
+    saves.forget(1)
+    saves.tell_skipped(again, TOPOLOGY.writers)
+    assert any(again.incarnation in key for key in service.values)
+
+
+def test_schedule_forgets_starts_at_restores_and_removals() -> None:
+    """Otherwise a save of that number is taken for a second save of the same step."""
+    schedule = TierSchedule(PERSISTENT, plan_saves(1), Failures())
+    schedule.note_started(40, 0.0)
+    schedule.restart_from(30)
+    assert schedule.last_started is None
+    schedule.note_started(40, 0.0)
+    schedule.forget(39)
+    assert schedule.last_started == 40
+    schedule.forget(40)
+    assert schedule.last_started is None
+    schedule.worker.stop(LONG_S)
+
+
 OTHER_WORK: list[Callable[[PersistentSaves, SaveId], object]] = [
     lambda saves, save: saves.roll_back(save),
     lambda saves, save: saves.tell_pause(save, TOPOLOGY.writers),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -13,13 +14,16 @@ import orbax.checkpoint as ocp
 import pytest
 from orbax.checkpoint import checkpoint_managers as ocm
 from persistent_steps import RUN_ID, complete_steps, fill, life, save_over, writer_of
+from state_samples import on_host
 from world import World, save, save_all
 
 from emergency_ckpt.background import Failures
 from emergency_ckpt.errors import SaveFailed
 from emergency_ckpt.events import Event, EventSink
+from emergency_ckpt.save.persistent import retention
 from emergency_ckpt.save.persistent.retention import Preservation
 from emergency_ckpt.storage import DirectoryWriter, PersistentTier
+from emergency_ckpt.types import OrbaxStep, SaveId
 
 STEPS = [10, 20, 30, 40]
 LONG_S = 60.0
@@ -186,10 +190,26 @@ class StalledWriter(DirectoryWriter):
         self.asked = threading.Event()
         self.answers = threading.Event()
 
-    def retire(self, step: int, incarnation: str) -> None:
+    def retire(self, step: int) -> None:
         self.asked.set()
         self.answers.wait(LONG_S)
-        super().retire(step, incarnation)
+        super().retire(step)
+
+
+def test_restore_waits_for_a_removal_as_for_a_listing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """RAM may have all that it restores; a call to storage may take ten minutes."""
+    monkeypatch.setattr(retention, "LONGEST_HOLD_S", 0.5)
+    fill(str(tmp_path / "run"), STEPS)
+    writer = StalledWriter(PersistentTier(str(tmp_path / "run")))
+    preservation = keeping_last(1, writer, timeout_s=10 * LONG_S)
+    preservation.after_save()
+    assert writer.asked.wait(LONG_S)
+    with preservation.held():
+        assert not writer.answers.is_set()
+    writer.answers.set()
+    assert preservation.stop(LONG_S)
 
 
 def test_restore_does_not_wait_for_ever_for_a_removal(tmp_path: Path) -> None:
@@ -265,11 +285,11 @@ class StalledRemovals:
         self.asked, self.first, self.rest = (threading.Event() for _ in range(3))
         retire = DirectoryWriter.retire
 
-        def retire_late(writer: DirectoryWriter, step: int, incarnation: str) -> None:
+        def retire_late(writer: DirectoryWriter, step: int) -> None:
             answers = self.rest if self.asked.is_set() else self.first
             self.asked.set()
             assert answers.wait(LONG_S)
-            retire(writer, step, incarnation)
+            retire(writer, step)
 
         monkeypatch.setattr(DirectoryWriter, "retire", retire_late)
 
@@ -363,3 +383,27 @@ def test_preservation_distrusts_what_a_restore_rejected(tmp_path: Path) -> None:
     assert preservation.wait_idle(LONG_S)
     preservation.stop(LONG_S)
     assert complete_steps(tier) == [40]
+
+
+def test_step_listed_by_the_next_life_has_its_metrics(tmp_path: Path) -> None:
+    """The writer was killed after the marker: the best step is still known as the best."""
+    tier = PersistentTier(str(tmp_path / "run"))
+    tier.create()
+    writer_of(tier).begin(life(1))
+    for step, loss in ((10, 1.0), (20, 2.0), (30, 3.0)):
+        orbax = OrbaxStep(metrics={"loss": loss})
+        tree, shards = on_host({"w": np.full(4, step)})
+        save = SaveId(step, life(1), RUN_ID)
+        tier.write_document(step, 0, 1, b"{}")
+        tier.write_tensors(save, tree, shards, (0,), orbax=orbax)
+        specs = [leaf.spec for leaf in tree.leaves]
+        tier.finish(save, {0: (hashlib.sha256(b"{}").hexdigest(), True)}, specs, {}, orbax=orbax)
+    best = ocm.BestN(
+        get_metric_fn=lambda metrics: metrics["loss"],
+        reverse=True,
+        n=1,
+        keep_checkpoints_without_metrics=False,
+    )
+    kept, failures, _ = preserved(tier, best)
+    failures.raise_pending()
+    assert kept == [10, 30], "the best and the newest"
