@@ -207,7 +207,7 @@ def test_restore_waits_for_a_removal_as_for_a_listing(
     preservation.after_save()
     assert writer.asked.wait(LONG_S)
     with preservation.held():
-        assert not writer.answers.is_set()
+        assert complete_steps(str(tmp_path / "run")) == STEPS, "the removal is still under way"
     writer.answers.set()
     assert preservation.stop(LONG_S)
 
