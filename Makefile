@@ -24,7 +24,7 @@ CXX_FILES = $(wildcard native/*/*.cc native/*/*.h)
 .PHONY: help size demo sdist test test-tf tf-tests test-dist test-slurm test-ray test-slow soak soak-kill fuzz simulate simulate-mutants kill-matrix model check bench bench-minutes bench-scale bench-recovery bench-dcn clean
 
 help:
-	@echo "make demo    train on a simulated job, lose a slice, a host and all RAM, and recover"
+	@echo "make demo    train on a simulated job, lose a slice, be preempted, lose all RAM, and recover each time"
 	@echo "make test    what to run at each change: tests that start no process, and a chosen few that do (five minutes)"
 	@echo "make test-all   all but the slow ones, and the C++ tests under sanitizers (25 minutes)"
 	@echo "make test-night   what takes long: slow tests, soak, fuzzing, the model, clusters, images, packages, mutants"

@@ -142,8 +142,8 @@ class Config:
     local_save_every: SaveEvery = setting(10, basic=True)
     """When to save to the local tier; 0: never. A number of steps, a ``datetime.timedelta`` of the
     leader's clock, a policy (Orbax's ``SaveDecisionPolicy``, a user's own, or
-    ``extras.pace.AdaptiveInterval``), or a list of these, of which one that is due is enough:
-    ``[100, timedelta(minutes=1)]``."""
+    ``extras.pace.AdaptiveInterval``), or a list of such rules, where a save is due as soon as one
+    rule is due: ``[100, timedelta(minutes=1)]``."""
     save_every: SaveEvery = setting(1000, needs="dir", basic=True)
     """When to save to the persistent tier, as for ``local_save_every``: ``timedelta(hours=1)``. If
     both are 0 the job only reads ``dir``, as an evaluator does, and may run beside the job that
@@ -172,12 +172,13 @@ class Config:
     processes. "exit": the same, after which ``save`` raises ``SystemExit`` with status 143.
     "ignore": nothing, unless a tier has a ``PreemptionCheckpointingPolicy``."""
     preemption_grace_s: float = setting(25.0, may_differ=True)
-    """Time from the notice to the kill, such as 25 on Kubernetes by default. The save to the local
-    tier comes first; a save that is not complete by then is named in the log."""
+    """Time from the notice to the kill, such as 25 where Kubernetes allows 30. The save to the
+    local tier comes first; a save that is not complete by then is named in the log."""
     placement: PlacementPolicy = setting(AllButPrimary())
     """Slices that store each shard in the local tier, as a policy or its text.
-    ``"all_but_primary"``: all slices but the first. ``"striped(2)"``: two slices for each shard, so
-    that a process transfers and stores less; ``eckpt plan`` compares them."""
+    ``"all_but_primary"``: all slices but the first; of two slices, both. ``"striped(2)"``: two
+    slices for each shard, so that a process transfers and stores less. ``eckpt plan`` compares
+    them."""
     host_state_remap: HostStateRemap | None = setting(None)
     """Function of ``(all former host states, process, count)`` that returns the host state of a
     process when the number of processes has changed. docs/policies.md has one for Grain."""
@@ -201,12 +202,12 @@ class Config:
     the processes generate, with a warning."""
     device_copy_bytes: int | None = setting(None, may_differ=True)
     """Memory of each device for copies of the state, such as ``8 << 30``; 0: no copies. The
-    training thread waits only for leaves that do not fit. None: at most half of what was free
-    throughout one interval between saves, where JAX can tell."""
+    training thread waits only for leaves that do not fit. None: at most half of the memory that was
+    free throughout one interval between saves, as JAX's statistics show; 0 without statistics."""
     device_reads: DeviceReads = setting("auto", may_differ=True)
     """How arrays leave the devices. "auto": the way that a probe at the start found to work, which
-    the event ``start.link`` names. "pinned_host", "pageable": JAX's own transfers; JAX never gives
-    the memory of the first back."""
+    the event ``start.link`` names. "pinned_host", "pageable": JAX's own transfers. For
+    "pinned_host" JAX allocates host memory that JAX never frees."""
     stall_timeout_s: float = setting(60.0, may_differ=True)
     """Longest time in which nothing moves, such as 120 on slow storage: a restore or a save to
     storage then ends with an error that names who stands still. docs/configuration.md lists the

@@ -1,4 +1,4 @@
-"""Lose a slice, evict a host, lose all RAM: recover each time, and compare the bits.
+"""Lose a slice, be preempted, lose all RAM: recover each time, and compare the bits.
 
 python -m examples.demo --out demo_out
 """

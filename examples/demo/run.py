@@ -60,7 +60,7 @@ class DemoOptions:
 
 
 def run_demo(options: DemoOptions, console: Console) -> int:
-    """Run the demonstration and write its results. Blocks; one to two minutes by default.
+    """Run the demonstration and write its results. Blocks; some minutes by default.
 
     Returns 0 only when every scenario recovered from the expected tier and ended with the bits of
     the undisturbed run.

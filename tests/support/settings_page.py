@@ -14,9 +14,10 @@ from emergency_ckpt.core.placement import ALL_BUT_PRIMARY, AllButPrimary
 _HEAD = """# Settings
 
 All settings of `EmergencyCheckpointer.default_config()`: [those of most jobs](#basic-settings),
-then [all others](#advanced-settings). *Each*: the setting may differ between the processes of a
-job; all others must be equal, and the start of a job compares them. Seconds are above 0;
-other numbers are at least 0, unless the column of types says otherwise. This page is written by
+then [all others](#advanced-settings). A setting with `yes` in the column *may differ* may differ
+between the processes of a job. All other settings must be equal, and the start of a job compares
+these settings. Seconds are above 0; other numbers are at least 0, unless the column of types says
+otherwise. This page is written by
 `python tests/support/settings_page.py`.
 
 """
@@ -41,12 +42,12 @@ The table shows the limits that follow from `stall_timeout_s`.
 | what waits | limit |
 |---|---|
 | a restore or a save to storage in which no byte moves | `stall_timeout_s` |
-| what moves no bytes: a process that comes late, a `set_state`, one call to storage | ten times |
-| a start; a save to RAM that waits for other processes or for the previous save | twice |
-| the saves in progress when an exception leaves the `with` block | half |
-| a silent peer, after which a restore asks other holders | half, at most 30 s |
+| a wait for a late process, for a `set_state` or for one call to storage | ten times as long |
+| a start; a save to RAM that waits for other processes or for the previous save | twice as long |
+| the saves in progress when an exception leaves the `with` block | half of `stall_timeout_s` |
+| a silent peer, after which a restore asks other holders | half as long, at most 30 s |
 """
-_COLUMNS = """| setting | type | default | each | meaning |
+_COLUMNS = """| setting | type | default | may differ | meaning |
 |---|---|---|---|---|
 """
 PAGE, KEYWORDS = "docs/configuration.md", "emergency_ckpt/config/keywords.py"
