@@ -8,6 +8,9 @@ import tensorstore
 from job_process import JobProcess, mesh_of, programs_of, run_program
 from restoring import lose, restore, train
 
+SAVES_TO_RAM = {"local_save_every": 5}
+"""Of a life that keeps in RAM what it has restored."""
+
 
 def settings_of(world: JobProcess, name: str) -> dict[str, Any]:
     return {
@@ -32,12 +35,13 @@ def train_and_rot(world: JobProcess, name: str) -> None:
 
 def same_mesh(world: JobProcess) -> Any:
     train_and_rot(world, "same")
-    return [restore(world, "same", **settings_of(world, "same")) for _ in range(2)]
+    more = settings_of(world, "same") | SAVES_TO_RAM
+    return [restore(world, "same", **more) for _ in range(2)]
 
 
 def other_mesh(world: JobProcess) -> Any:
     train_and_rot(world, "other")
-    more = settings_of(world, "other")
+    more = settings_of(world, "other") | SAVES_TO_RAM
     return [restore(world, "other", mesh=mesh_of(1), **more) for _ in range(2)]
 
 

@@ -115,7 +115,7 @@ def removed_before_the_version() -> None:
     """P4: the files of a step go before a version of the log says that they will."""
     _edit(
         "storage.directory_writer",
-        "DirectoryWriter._remove_what_goes",
+        "DirectoryWriter._remove_listed",
         "self._append(change)",
         "self._finish_removal(leaving); leaving = leaving[:0]",
     )
