@@ -743,9 +743,9 @@ class DirectoryWriter:
                 raise errors[entry.step]
 
     def _failed_removals(self) -> list[Entry]:
-        """Return the entries whose deletion has failed before, and may succeed now.
+        """Return the entries whose deletion did not end, and may succeed now.
 
-        A call that was given up, and may still end, is waited for by no other removal.
+        No other removal waits for a call that was given up and may still end.
         """
         removing = (entry for entry in self._entries() if entry.state == "removing")
         return [

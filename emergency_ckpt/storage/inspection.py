@@ -13,12 +13,13 @@ from typing import Any, NamedTuple, TypeVar, cast
 import msgspec
 from absl import logging
 
-from emergency_ckpt.core.limits import MAX_INT, MAX_METRICS_BYTES
+from emergency_ckpt.core.limits import MAX_INT
 from emergency_ckpt.core.restore.inventory import PersistentStep
+from emergency_ckpt.core.save.save_rules import named_metrics
 from emergency_ckpt.core.step_log import Entry
 from emergency_ckpt.core.step_names import COMMITTED, MANIFEST, STEP_METADATA, is_item_name
 from emergency_ckpt.core.timeline import is_same_save, plain_incarnation
-from emergency_ckpt.errors import CorruptData, PersistentTierError
+from emergency_ckpt.errors import CorruptData, InvalidState, PersistentTierError
 from emergency_ckpt.storage.calls import READ_AGAIN, read_twice
 from emergency_ckpt.storage.directory import Generations, StorageDirectory
 from emergency_ckpt.storage.marker import (
@@ -510,10 +511,11 @@ def _incarnation_of(metadata: bytes | None) -> object:
 
 
 def _metrics_of(metadata: bytes | None) -> dict[str, Any] | None:
-    """Return the metrics in Orbax's metadata; None without any, or with more than a save takes."""
-    metrics = fields_of(metadata).get("metrics")
-    is_usable = isinstance(metrics, dict) and len(json.dumps(metrics)) <= MAX_METRICS_BYTES
-    return cast("dict[str, Any]", metrics) or None if is_usable else None
+    """Return the metrics in Orbax's metadata; None without any, or where no save takes them."""
+    try:
+        return named_metrics(fields_of(metadata).get("metrics")) or None
+    except InvalidState:
+        return None
 
 
 def _committed_ns(metadata: bytes | None) -> int:

@@ -14,19 +14,19 @@ import pytest
 pytestmark = pytest.mark.slow
 
 
+def printed(scenario: str, *options: object) -> str:
+    """Return what the demonstration of one fault prints; it must recover."""
+    command = [sys.executable, "-m", "examples.demo", "--scenario", scenario, *map(str, options)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=580, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
 @pytest.mark.timeout(600)
 def test_lost_slice_comes_back_from_its_peers_with_equal_bits(tmp_path: Path) -> None:
     out = tmp_path / "out"
     ram = tmp_path / "ram"
-    command = [sys.executable, "-m", "examples.demo", "--scenario", "slice-loss", "--out", str(out)]
-    done = subprocess.run(
-        [*command, "--steps", "30", "--ram", str(ram)],
-        capture_output=True,
-        text=True,
-        timeout=580,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    told = printed("slice-loss", "--steps", "30", "--out", out, "--ram", ram)
     summary = json.loads((out / "summary.json").read_text())
     restored_step, fault_step = summary["restored_step"], summary["fault_step"]
     state_bytes = summary["bytes"]["local"] + summary["bytes"]["peer"]
@@ -58,7 +58,6 @@ def test_lost_slice_comes_back_from_its_peers_with_equal_bits(tmp_path: Path) ->
     assert f"<title>process 3: reading RAM and peers, step {restored_step}, " in report
     assert list(ram.iterdir()) == []
 
-    told = done.stdout
     assert "FAULT at step 23: hosts 2, 3 are killed" in told
     assert "the RAM of hosts 2, 3 is lost" in told
     assert f"process 3 restored step {restored_step} in" in told
@@ -70,16 +69,7 @@ def test_lost_slice_comes_back_from_its_peers_with_equal_bits(tmp_path: Path) ->
 )
 def test_other_faults_end_with_equal_bits(tmp_path: Path, scenario: str, tier: str) -> None:
     out = tmp_path / "out"
-    command = [sys.executable, "-m", "examples.demo", "--scenario", scenario, "--json-only"]
-    done = subprocess.run(
-        [*command, "--steps", "48", "--out", str(out)],
-        capture_output=True,
-        text=True,
-        timeout=580,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    summary = json.loads(done.stdout)
+    summary = json.loads(printed(scenario, "--steps", "48", "--out", out, "--json-only"))
     assert (summary["recovered"], summary["bitwise_equal"]) == (True, True)
     assert summary["bytes"][tier] > 0
     assert summary["final_loss"] == summary["baseline_final_loss"]

@@ -148,10 +148,8 @@ def test_save_that_cannot_begin_is_voted_against_at_once(
     assert refusals[3] == "InvalidState: save step 4: no arrays are given"
 
 
-def test_save_to_storage_that_cannot_begin_is_told_at_once(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The others would wait for the host state of this process, for minutes."""
+def told_of_storage(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, str]]:
+    """Return what others are told from now on: a step that is left out, and the reason."""
     said: list[tuple[int, str]] = []
     leave_out = PersistentSaves.leave_out
 
@@ -160,6 +158,14 @@ def test_save_to_storage_that_cannot_begin_is_told_at_once(
         leave_out(saves, save, writers, reason)
 
     monkeypatch.setattr(PersistentSaves, "leave_out", heard)
+    return said
+
+
+def test_save_to_storage_that_cannot_begin_is_told_at_once(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others would wait for the host state of this process, for minutes."""
+    said = told_of_storage(monkeypatch)
     for settings in ({"save_every": 1}, {"save_every": 1, "local_save_every": 0}):
         said.clear()
         with world.open_both(**settings) as checkpointer:
@@ -180,14 +186,7 @@ def test_notice_save_that_cannot_begin_is_told_twice(
     world: World, monkeypatch: pytest.MonkeyPatch, reaction: Literal["save", "exit"]
 ) -> None:
     """The others would wait for this process until the grace period is over."""
-    said: list[tuple[int, str]] = []
-    leave_out = PersistentSaves.leave_out
-
-    def heard(saves: PersistentSaves, save: SaveId, writers: Sequence[int], reason: str) -> None:
-        said.append((save.step, reason))
-        leave_out(saves, save, writers, reason)
-
-    monkeypatch.setattr(PersistentSaves, "leave_out", heard)
+    said = told_of_storage(monkeypatch)
     error = SystemExit if reaction == "exit" else HostStateError
     with contextlib.suppress(SystemExit), world.open_both(on_preemption=reaction) as checkpointer:
         save_all(checkpointer, world, 1)

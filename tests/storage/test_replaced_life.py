@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -16,7 +17,8 @@ from emergency_ckpt.background import Failures
 from emergency_ckpt.core.step_log import Table
 from emergency_ckpt.errors import DirectoryInUse, PersistentTierError
 from emergency_ckpt.save.persistent.retention import Preservation
-from emergency_ckpt.storage import DirectoryWriter, PersistentTier
+from emergency_ckpt.storage import PersistentTier, directory_writer
+from emergency_ckpt.storage.pinned import Pinned
 
 LONG_S = 60.0
 
@@ -67,20 +69,18 @@ def test_retention_removes_nothing_in_the_name_of_the_next_life(tier: Persistent
 def test_overtaken_writer_claims_the_directory_anew(
     tier: PersistentTier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Between its listing of files and its look at the log an older life wrote a version, late."""
+    """Between the opening of files and the look at the log an older life wrote a version, late."""
     own = writer_of(tier)
     save_over(tier, 10, 1, life(2), writer=own)
-    look = DirectoryWriter._look_again
 
-    def look_late(writer: DirectoryWriter, target: str) -> None:
-        if writer is own:
-            table = newest_version(tier)
-            late = msgspec.structs.replace(table, number=table.number + 1, incarnation=life(1))
-            assert tier.found.log.append(late)
-        look(writer, target)
+    def pin(*args: Any) -> Pinned:
+        table = newest_version(tier)
+        late = msgspec.structs.replace(table, number=table.number + 1, incarnation=life(1))
+        assert tier.found.log.append(late)
+        return Pinned(*args)
 
     with monkeypatch.context() as patch:
-        patch.setattr(DirectoryWriter, "_look_again", look_late)
+        patch.setattr(directory_writer, "Pinned", pin)
         with pytest.raises(PersistentTierError, match="another writer of this life"):
             own.remove([10], life(2))
     own.hold(life(2))

@@ -14,14 +14,11 @@ from emergency_ckpt.background import (
     Failures,
     off_training_thread,
 )
-from emergency_ckpt.cluster.timelines import Timelines
+from emergency_ckpt.cluster.timelines import SOON_S, Timelines
 from emergency_ckpt.config.policies import PreservationPolicy, wanted_steps
 from emergency_ckpt.core.save.save_rules import StepRecord, choose_removals
 from emergency_ckpt.errors import PersistentTierError, SaveFailed
 from emergency_ckpt.storage.directory_writer import DirectoryWriter
-
-LONGEST_HOLD_S = 30.0
-"""As ``restore.leader.LISTING_TIMEOUT_S``: where storage is down, RAM is not to wait for long."""
 
 
 class Preservation:
@@ -106,13 +103,13 @@ class Preservation:
     def held(self) -> Generator[None]:
         """Remove no step inside, where a restore may read any step.
 
-        A removal under way ends with its present step. This is waited for, but no longer than for a
-        listing: if storage does not answer, that old step may still be removed inside. A restore
-        must not hang on the removal, nor fail on one process alone.
+        A removal under way ends with its present step. The restore waits for this end, but
+        no longer than ``SOON_S``: if storage does not answer, the old step may still be removed
+        inside. A restore must not hang on the removal, nor fail on one process alone.
         """
         with self._changed:
             self._holders += 1
-            limit_s = min(self._timeout_s, LONGEST_HOLD_S)
+            limit_s = min(self._timeout_s, SOON_S)
             if not self._changed.wait_for(lambda: not self._is_removing, limit_s):
                 logging.warning("an old persistent step is still being removed; going on")
         try:

@@ -200,7 +200,7 @@ def test_restore_waits_for_a_removal_as_for_a_listing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """RAM may have all that it restores; a call to storage may take ten minutes."""
-    monkeypatch.setattr(retention, "LONGEST_HOLD_S", 0.5)
+    monkeypatch.setattr(retention, "SOON_S", 0.5)
     fill(str(tmp_path / "run"), STEPS)
     writer = StalledWriter(PersistentTier(str(tmp_path / "run")))
     preservation = keeping_last(1, writer, timeout_s=10 * LONG_S)
